@@ -121,7 +121,7 @@ def slurmd_pid(machine: Machine) -> int | None:
 def _find_slurmd(machine: Machine) -> int | None:
     try:
         name = slurm_conf(machine).get("SlurmdPidFile", "/var/run/slurmd.pid")
-    except Unchecked:
+    except (Unchecked, OSError):
         name = "/var/run/slurmd.pid"
     host = os.uname().nodename.partition(".")[0]
     name = name.replace("%h", host).replace("%n", host)
@@ -181,6 +181,13 @@ def _conf(machine: Machine) -> Found:
             f"chmod o+r {error.filename}",
         )
         return
+    closed = machine.closed_to_users(conf.path)
+    if closed:
+        yield Finding(
+            f"users cannot read {conf.path}: {closed} is closed to them",
+            "their srun, sbatch and salloc need it",
+            f"chmod o+rX {closed}",
+        )
     yield f"{conf.path}, Slurm {slurm_release(machine)}"
 
 

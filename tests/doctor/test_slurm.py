@@ -92,6 +92,22 @@ def test_without_slurm_conf(site):
     assert "there is no slurm.conf here" in site.unchecked("slurm.prolog_flags")
 
 
+def test_a_slurm_conf_that_is_closed_to_users(site):
+    (site.root / CONF).chmod(0o600)
+    found = site.finding("slurm.conf")
+    assert "slurm.conf is closed to them" in found.what
+    assert found.mend == f"chmod o+rX /{CONF}"
+
+
+def test_the_role_is_found_without_a_slurm_conf_that_can_be_read(site, monkeypatch):
+    def closed(path, locate):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(slurm, "SlurmConf", closed)
+    assert slurm.find_role(site.machine(is_root=False)) is Role.SUBMIT
+    assert "cannot be read: Permission denied" in site.finding("slurm.conf").what
+
+
 def test_an_included_file_and_continued_lines_are_read(site):
     site.edit(CONF, "PrologEpilogTimeout=120", "Include more.conf")
     site.write("etc/slurm/more.conf", "prologepilogtimeout = \\\n 2 # s\n")

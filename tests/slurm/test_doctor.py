@@ -37,6 +37,7 @@ def doctor(cluster, *words, node=NODE, user="root"):
 def findings(cluster, **where):
     """The exit code, and the names of checks that found an error."""
     done = doctor(cluster, "--json", **where)
+    assert done.stderr == ""
     checks = json.loads(done.stdout)["checks"]
     for check in checks:
         for found in check["findings"]:
@@ -220,6 +221,65 @@ def plugins_newer_than_slurmd(cluster):
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
+def plugin_closed_to_users(cluster):
+    plugin = site.libexec(cluster) / "bootseer.so"
+    return undone(cluster, f"chmod 600 {plugin}", f"chmod 644 {plugin}")
+
+
+def arguments_do_not_fit(cluster):
+    line = cluster.etc_slurm / "plugstack.conf.d/bootseer.conf"
+    return edited(line, "(?<=bootseer.so)", " run_dir=/run/elsewhere")
+
+
+@contextmanager
+def closed_to_users(path):
+    mode = path.stat().st_mode
+    path.chmod(0o600)
+    try:
+        yield
+    finally:
+        path.chmod(mode)
+
+
+def slurm_conf_closed(cluster):
+    return closed_to_users(cluster.etc_slurm / "slurm.conf")
+
+
+@contextmanager
+def settings_closed(cluster):
+    with settings(cluster, ""), closed_to_users(cluster.etc_bootseer / "bootseer.toml"):
+        yield
+
+
+def cache_open_to_users(cluster):
+    return undone(cluster, f"chmod 777 {CACHE}", f"chmod 755 {CACHE}")
+
+
+@contextmanager
+def image_store_open_to_users(cluster):
+    folder = cluster.shared / "library"
+    folder.mkdir()
+    folder.chmod(0o777)
+    try:
+        with settings(cluster, '[image]\nstore_url = "file:///shared/library"\n'):
+            yield
+    finally:
+        folder.rmdir()
+
+
+@contextmanager
+def folders_hidden_from_jobs(cluster):
+    file = cluster.etc_slurm / "job_container.conf"
+    file.write_text("BasePath=/var/tmp/containers\nDirs=/run\n")
+    try:
+        with edited(
+            cluster.etc_slurm / "slurm.conf", r"\Z", "JobContainerType=job_container/tmpfs\n"
+        ):
+            yield
+    finally:
+        file.unlink()
+
+
 FAULTS = [
     (plugin_path_wrong, "plugin.file", "both"),
     (folder_not_included, "plugin.listed", "both"),
@@ -245,6 +305,14 @@ FAULTS = [
     (script_not_executable, "plugin.scripts", "compute"),
     (interpreter_gone, "plugin.interpreter", "compute"),
     (plugins_newer_than_slurmd, "slurm.slurmd", "compute"),
+    (plugin_closed_to_users, "plugin.file", "both"),
+    (arguments_do_not_fit, "plugin.arguments", "both"),
+    (slurm_conf_closed, "slurm.conf", "both"),
+    (slurm_conf(r"\Z", "Prolog=/opt/gone/bootseer-prolog\n"), "slurm.hooks", "compute"),
+    (settings_closed, "folders.settings", "compute"),
+    (cache_open_to_users, "folders.cache", "compute"),
+    (image_store_open_to_users, "stores.images", "user"),
+    (folders_hidden_from_jobs, "slurm.job_containers", "both"),
 ]
 """A fault, the check that must find it, and where."""
 NAMES = [f"{name}-{number}" for number, (_, name, _) in enumerate(FAULTS)]

@@ -49,6 +49,13 @@ def test_systemd_runs_the_node_and_slurmd(systemd_lab):
     assert says.stdout.split() == ["active", "active"]
 
 
+def test_devices_of_the_node_are_not_the_hosts(systemd_lab):
+    """What root of the machine does to them, all users of the host would feel."""
+    before = os.stat("/dev/null")
+    systemd_lab.cluster.run(["chmod", "640", "/dev/kmsg"], node="n1")
+    assert os.stat("/dev/null").st_mode == before.st_mode
+
+
 def test_all_processes_of_an_agent_are_in_its_scope(systemd_lab, job):
     [scope] = wait_until(lambda: scopes(systemd_lab), "a scope")
     assert scope.startswith(f"bootseer-warm-{job}-")

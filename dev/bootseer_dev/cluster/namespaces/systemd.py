@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -33,6 +34,7 @@ _SHOWN = (
     "systemd-journald-dev-log.socket",
     "timers.target",
 )
+_NULL = "/run/null"
 _TARGET = "machine.target"
 _TARGET_TEXT = """[Unit]
 Description=A machine of a local cluster
@@ -55,9 +57,11 @@ def boot(spec: ClusterSpec, name: str) -> int:
     """
     groups = control_groups.make(spec, name)
     _put_units()
+    # Not the host's /dev/null: root of the machine may change what it takes for a file.
+    os.mknod(_NULL, stat.S_IFCHR | 0o600, os.makedev(1, 3))
     for path in ("/dev/console", "/dev/kmsg", "/etc/hostname"):  # the host's
         with suppress(FileNotFoundError):
-            syscalls.bind("/dev/null", path)
+            syscalls.bind(_NULL, path)
     pid = syscalls.clone(syscalls.CLONE_NEWPID | syscalls.CLONE_PARENT | signal.SIGCHLD)
     if pid == 0:
         _become(groups)

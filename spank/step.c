@@ -290,8 +290,9 @@ void step_task_init(struct bootseer *bootseer, spank_t spank)
     if (!bootseer->sends_events || !step_speaks(spank) || !get_step(spank, &step) ||
         !socket_address(&bootseer->settings, step.job_id, &address))
         return;
-    snprintf(line, sizeof(line), "{\"op\":\"begin\",\"stage\":\"%s.start\",\"start_ns\":%lld}\n",
-             step.stage, (long long)bootseer->began_ns);
+    snprintf(line, sizeof(line),
+             "{\"op\":\"begin\",\"stage\":\"%s.start\",\"start_ns\":%lld,\"end_ns\":%lld}\n",
+             step.stage, (long long)bootseer->began_ns, (long long)now_ns());
     fd = send_first_line(&address, line);
     /* slurmstepd is going to replace 0 to 2. */
     bootseer->starting = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3);

@@ -188,7 +188,7 @@ async def test_a_user_cannot_speak_for_root(agent):
 async def test_a_stage_ends_with_the_connection_that_began_it(agent, nursery):
     ours, theirs = socket.socketpair()
     before = time.time_ns()
-    begin = {"op": "begin", "stage": "step.start", "start_ns": before}
+    begin = {"op": "begin", "stage": "step.start", "start_ns": before, "end_ns": before + 1}
     nursery.start_soon(handle, agent, begin, Peer(USER, os.getpid(), lambda: theirs))
     await trio.testing.wait_all_tasks_blocked()
     assert agent.events._events == []
@@ -199,6 +199,15 @@ async def test_a_stage_ends_with_the_connection_that_began_it(agent, nursery):
     (event,) = agent.events._events
     assert (event.stage, event.start_ns, event.source) == ("step.start", before, "step")
     assert event.end_ns >= closed
+
+
+async def test_a_connection_that_has_ended_before_tells_the_end_itself(agent):
+    ours, theirs = socket.socketpair()
+    ours.close()
+    begin = {"op": "begin", "stage": "step.start", "start_ns": 1, "end_ns": 5}
+    await handle(agent, begin, Peer(USER, os.getpid(), lambda: theirs))
+    (event,) = agent.events._events
+    assert (event.start_ns, event.end_ns) == (1, 5)
 
 
 @pytest.mark.root

@@ -165,7 +165,7 @@ REQUESTED = (
     *(control.AnnounceImport("docker://x"), control.AwaitImport("docker://x")),
     control.KeepImport("docker://x", "/x"),
     control.UseImage("/x"),
-    control.BeginStage("step.start", 1),
+    control.BeginStage("step.start", 1, 2),
 )
 
 

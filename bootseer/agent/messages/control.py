@@ -43,10 +43,15 @@ class TellEvent(NamedTuple):
 
 
 class BeginStage(NamedTuple):
-    """Record an event that ends when the peer closes this connection. No answer."""
+    """Record an event that ends when the peer closes this connection. No answer.
+
+    Attributes:
+        end_ns: the end, if it is closed already: an agent that is only starting sees that late.
+    """
 
     stage: str
     start_ns: int
+    end_ns: int
 
 
 class WaitReady(NamedTuple):

@@ -113,6 +113,20 @@ async def _converse(
         answered(answer)
 
 
+def is_open(connection: socket.socket) -> bool:
+    """Return whether a peer has not closed its connection.
+
+    Args:
+        connection: from `Peer.connection`.
+    """
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
 async def until_closed(connection: socket.socket) -> None:
     """Wait until a peer has closed its connection, while no more is expected from it.
 

@@ -262,10 +262,12 @@ class Supervisor:
             case TellEvent():
                 return self._record_event(request, peer.uid)
             case BeginStage():
+                end_ns = request.end_ns
                 with peer.connection() as connection:
-                    await control_server.until_closed(connection)
-                event = TellEvent(request.stage, request.start_ns, time.time_ns())
-                self._record_event(event, peer.uid)
+                    if control_server.is_open(connection):
+                        await control_server.until_closed(connection)
+                        end_ns = time.time_ns()
+                self._record_event(TellEvent(request.stage, request.start_ns, end_ns), peer.uid)
                 return None
             case WaitReady():
                 with trio.move_on_after(request.timeout_s):

@@ -42,8 +42,7 @@ class KernelResidency:
                 raise Unavailable(f"{info.st_size} bytes are more than an image has")
             if info.st_size > MAX_MINCORE_BYTES and not lib.bs_has_cachestat(fd):
                 raise Unavailable(
-                    f"{info.st_size} bytes are more than can be watched here: the kernel has no "
-                    "cachestat, or none for files on an overlay"
+                    f"{info.st_size} bytes are more than can be watched here: there is no cachestat"
                 )
             self.size_bytes = info.st_size
             handle = ffi.new("bs_residency **")

@@ -144,6 +144,9 @@ void environment_free(struct environment *environment);
 
 typedef void line_f(const char *line);
 
+/* A monotonic clock. */
+int64_t now_ms(void);
+
 /* In a child: begins a session, with default signals, and ends with the parent. */
 void child_signals(void);
 

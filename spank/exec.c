@@ -47,7 +47,7 @@ void environment_free(struct environment *environment)
         free(environment->entries[--environment->count]);
 }
 
-static int64_t now_ms(void)
+int64_t now_ms(void)
 {
     struct timespec now;
 

@@ -47,6 +47,7 @@ enum {
     OPEN_MS = 5000, /* the user's folder may be on a file system that hangs */
     ASK_MS = 1500,  /* the agent may be only starting */
     RETRY_MS = 10,
+    ANSWERS_MS = 5000, /* for all answers to a task: an agent on a busy node, or one that hangs */
 };
 
 /* Requests to the agent, see bootseer/agent/broker/mount_requests.py. */
@@ -177,10 +178,11 @@ static bool is_unreadable(const char *run_dir, uint32_t job_id)
     return !lstat(mark, &info);
 }
 
-/* Connects to the agent, which has to be root's. Returns a socket, or -1 with errno set. */
-static int connect_agent(const char *path)
+/* Connects to the agent, which has to be root's; sending and receiving fail after `limit_ms`.
+ * Returns a socket, or -1 with errno set. */
+static int connect_agent(const char *path, int64_t limit_ms)
 {
-    const struct timeval limit = {.tv_sec = 1};
+    const struct timeval limit = {.tv_sec = limit_ms / 1000, .tv_usec = limit_ms % 1000 * 1000};
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int fd = -1;
 
@@ -215,24 +217,31 @@ static int connect_agent(const char *path)
 /* Asks the agent for a detached copy of the mount. Returns -1 with errno set. */
 static int ask_for_mount(const struct mounted *mounted)
 {
+    static int64_t left_ms = ANSWERS_MS;
     char space[CMSG_SPACE(sizeof(int))] = {0};
     int32_t refused = EPROTO;
     struct iovec body = {&refused, sizeof(refused)};
     struct msghdr message = {
         .msg_iov = &body, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof(space)};
     struct cmsghdr *head;
-    int tree = -1, fd = connect_agent(mounted->socket);
+    int64_t begun_ms = now_ms();
+    int tree = -1, fd;
 
-    if (fd < 0)
+    if (left_ms <= 0) {
+        errno = ETIMEDOUT;
         return -1;
-    if (send(fd, &mounted->request, sizeof(mounted->request), MSG_NOSIGNAL) < 0 ||
+    }
+    fd = connect_agent(mounted->socket, left_ms);
+    if (fd < 0 || send(fd, &mounted->request, sizeof(mounted->request), MSG_NOSIGNAL) < 0 ||
         recvmsg(fd, &message, MSG_CMSG_CLOEXEC) < 0)
         refused = errno;
     head = CMSG_FIRSTHDR(&message);
     if (!refused && head && head->cmsg_type == SCM_RIGHTS &&
         head->cmsg_len == CMSG_LEN(sizeof(int)))
         memcpy(&tree, CMSG_DATA(head), sizeof(tree));
-    close(fd);
+    if (fd >= 0)
+        close(fd);
+    left_ms -= now_ms() - begun_ms;
     errno = refused ? refused : EPROTO;
     return tree;
 }

@@ -278,6 +278,34 @@ def test_an_unavailable_mount_is_reported(host, mounts, answer):
 
 
 @pytest.mark.root
+def test_an_agent_on_a_busy_node_is_waited_for(host, mounts):
+    def late(connection):
+        time.sleep(2)
+        connection.send(struct.pack("=i", errno.ENODEV))
+
+    (host.job_dir / "checkpoint").write_text("listed\n/mnt\n")
+    (host.job_dir / "ckpt").mkdir()
+    with mounts(late):
+        seen = host.run("step", options={"bootseer": "k"})
+    assert "No such device" in seen.of("error")[0]
+
+
+@pytest.mark.root
+def test_an_agent_that_does_not_answer_is_asked_once(host, mounts):
+    (host.job_dir / "checkpoint").write_text("listed\n/mnt\n")
+    (host.job_dir / "served").write_text("listed\n/mnt\n")
+    for name in ("ckpt", "image"):
+        (host.job_dir / name).mkdir()
+    with mounts(lambda connection: connection.recv(1)) as requests:
+        seen = host.run("step", options={"bootseer": "k"})
+    assert requests == [struct.pack("=II", 0, 0)]
+    assert seen.hooks() == {"0"}
+    checkpoint, image = seen.of("error")
+    assert "Resource temporarily unavailable" in checkpoint
+    assert "Connection timed out" in image
+
+
+@pytest.mark.root
 def test_a_mount_of_a_dead_agent_is_reported_soon(host, agent):
     (host.job_dir / "checkpoint").write_text("listed\n/mnt\n")
     (host.job_dir / "ckpt").mkdir()

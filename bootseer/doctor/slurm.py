@@ -213,8 +213,7 @@ def _run_in_job(machine: Machine) -> Found:
     if "runinjob" in conf.flags("PrologFlags"):
         yield Finding(
             f"{conf.path}: PrologFlags has RunInJob",
-            "Slurm calls neither prolog nor epilog of a plugin: an agent starts with the first "
-            "step, and nothing ends it",
+            "Slurm calls neither prolog nor epilog of a plugin, so that no job is warmed",
             f"remove RunInJob in {conf.path}:  PrologFlags=Alloc,Contain",
         )
 

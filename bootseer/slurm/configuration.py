@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+_PAIR = re.compile(r'([\w.]+)\s*[-*+/]?=\s*(?:"([^"]*)"|(\S+))(?=\s|$)', re.ASCII)
+"""As Slurm's own parser has it, several on a line."""
 
 _MAX_DEPTH = 10
 """Levels of files that include others."""
@@ -162,16 +166,16 @@ class SlurmConf:
     def _read(self, file: str, depth: int) -> None:
         text = self._locate(file).read_text(errors="replace").replace("\\\n", " ")
         for line in text.splitlines():
-            words = line.partition("#")[0].split()
+            content = line.partition("#")[0]
+            words = content.split()
             if len(words) == 2 and words[0].lower() == "include" and depth < _MAX_DEPTH:
                 with suppress(FileNotFoundError):
                     self._read(os.path.join(os.path.dirname(file), words[1]), depth + 1)
                 continue
-            name, _, value = line.partition("#")[0].partition("=")
-            name = name.strip().lower()
-            if name == "nodename":
-                pairs = [word.partition("=") for word in words]
+            pairs = [(k.lower(), text or word) for k, text, word in _PAIR.findall(content)]
+            kind = pairs[0][0] if pairs else ""
+            if kind == "nodename":
                 wanted = ("nodename", "nodehostname")
-                self.nodes += [value for key, _, value in pairs if key.lower() in wanted]
-            elif name not in ("partitionname", "frontendname", "nodeset", "downnodes"):
-                self._values[name] = value.strip().strip('"')
+                self.nodes += [value for key, value in pairs if key in wanted]
+            elif kind not in ("partitionname", "frontendname", "nodeset", "downnodes"):
+                self._values.update(pairs)

@@ -15,6 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from bootseer import config as settings
 from bootseer.agent.messages.control import Readiness, TellEvent, WaitReady
@@ -26,6 +27,9 @@ from bootseer.errors import BootseerError, ConfigError
 from bootseer.slurm import options
 from bootseer.slurm.hook import log_line
 from bootseer.slurm.nodelist import expand
+
+if TYPE_CHECKING:
+    from bootseer.slurm.configuration import SlurmConf
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}", re.ASCII)
 _AGENT_START_S = 3.0
@@ -161,14 +165,21 @@ def _job(asked: options.JobOptions, config: settings.Config, started_ns: int) ->
         user = pwd.getpwuid(uid)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"not called by Slurm, or for an unknown user: {error}") from error
-    cluster = env.get("SLURM_CLUSTER_NAME") or _cluster_name(env.get("SLURM_CONF"))
+    limit = env.get("BOOTSEER_WAIT_LIMIT", "")  # as a step's hook sets it, which is told less
+    conf = _slurm_conf(env) if limit else None
+    if conf and "runinjob" in conf.flags("PrologFlags"):
+        raise ConfigError(
+            f"{conf.path} has PrologFlags=RunInJob, with which Slurm tells no plugin that a job "
+            "ends: nothing is started"
+        )
+    named = conf.get("ClusterName").lower() if conf else ""
+    cluster = env.get("SLURM_CLUSTER_NAME") or named or "cluster"
     node = env.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
     for name in (cluster, node):
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{name[:80]!a} cannot be the name of a cluster or node")
     nodes, node_index = _place(env, node)
     wait_s = config.prolog.wait_s if asked.wait_s is None else float(asked.wait_s)
-    limit = env.get("BOOTSEER_WAIT_LIMIT", "")  # as a step's hook sets it
     max_wait_s = min(config.prolog.max_wait_s, int(limit) if limit.isdecimal() else math.inf)
     gid = env.get("SLURM_JOB_GID", "")
     return Job(
@@ -206,14 +217,13 @@ def _place(env: Mapping[str, str], node: str) -> tuple[int, int]:
     return 0, 0
 
 
-def _cluster_name(slurm_conf: str | None) -> str:
-    """Look the cluster's name up: a step's hook, unlike the job's, is not told."""
+def _slurm_conf(env: Mapping[str, str]) -> SlurmConf | None:
+    from bootseer.slurm.configuration import SlurmConf  # imports much that a job's hook does not
+
     try:
-        with open(slurm_conf or "/etc/slurm/slurm.conf", errors="replace") as file:
-            found = re.search(r"^\s*ClusterName\s*=\s*(\S+)", file.read(), re.MULTILINE | re.I)
+        return SlurmConf(env.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
     except OSError:
-        found = None
-    return found[1].lower() if found else "cluster"
+        return None
 
 
 def _tell(

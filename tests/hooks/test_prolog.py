@@ -13,6 +13,7 @@ from bootseer.agent.messages.control import AgentStatus, GetStatus
 from bootseer.agent.node import agent_process, control_client, registry, spawn
 from bootseer.agent.node.broker_settings import BrokerSettings, NodeAccount
 from bootseer.agent.node.job import Job, JobFolder
+from bootseer.errors import ConfigError
 from bootseer.slurm import options, prolog
 
 pytestmark = [pytest.mark.root]
@@ -83,6 +84,25 @@ def test_a_step_is_not_held_for_as_long_as_the_settings_would_have_it(monkeypatc
     for limit, wait_s in (({}, 30.0), ({"BOOTSEER_WAIT_LIMIT": "10"}, 10)):
         monkeypatch.setattr(os, "environ", env | limit)
         assert prolog._job(options.JobOptions(), config, 1).wait_s == wait_s
+
+
+def test_a_step_takes_from_slurm_conf_what_it_is_not_told(monkeypatch, tmp_path):
+    conf = tmp_path / "slurm.conf"
+    conf.write_text('SlurmctldHost=a clustername = "Main"\nPrologFlags=Alloc\n')
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534", "BOOTSEER_WAIT_LIMIT": "10"}
+    monkeypatch.setattr(os, "environ", env | {"SLURM_CONF": str(conf)})
+    assert prolog._job(options.JobOptions(), settings.Config({}), 1).cluster == "main"
+    conf.unlink()
+    assert prolog._job(options.JobOptions(), settings.Config({}), 1).cluster == "cluster"
+
+
+def test_a_step_starts_nothing_where_no_hook_would_end_it(monkeypatch, tmp_path):
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("PrologFlags=Alloc,RunInJob\n")
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534", "BOOTSEER_WAIT_LIMIT": "10"}
+    monkeypatch.setattr(os, "environ", env | {"SLURM_CONF": str(conf)})
+    with pytest.raises(ConfigError, match="RunInJob"):
+        prolog._job(options.JobOptions(), settings.Config({}), 1)
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from bootseer.cli import plugin as cli_plugin
 from bootseer.cli.plugin import plugin as command
 from bootseer.errors import ConfigError, Conflict, NotFound, Unavailable
-from bootseer.slurm import plugin, program_link
+from bootseer.slurm.plugin import build as plugin_build
+from bootseer.slurm.plugin import files, install, program_link
 
 pytestmark = pytest.mark.skipif(
     not Path("/usr/include/slurm/spank.h").exists() or shutil.which("cc") is None,
@@ -80,7 +81,7 @@ int main(int argc, char *argv[])
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> plugin.BuiltPlugin:
+def built(tmp_path_factory: pytest.TempPathFactory) -> plugin_build.BuiltPlugin:
     folder = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CFLAGS", "-Werror")
@@ -89,9 +90,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> plugin.BuiltPlugin:
         (package.parent / "__init__.py").touch()
         (package / "__init__.py").touch()
         (package / "advise.py").write_text(ADVISE)
-        real = plugin.python_path()
-        patch.setattr(plugin, "python_path", lambda: [str(folder / "package"), *real[1:]])
-        return plugin.build(folder / "out")
+        real = files.python_path()
+        patch.setattr(plugin_build, "python_path", lambda: [str(folder / "package"), *real[1:]])
+        return plugin_build.build(folder / "out")
 
 
 def exported(library: Path) -> set[str]:
@@ -159,20 +160,20 @@ def test_embedded_python_gives_advice(built, submit, key, code):
 
 def test_missing_headers_are_named_with_their_package(tmp_path):
     with pytest.raises(Unavailable, match=r"spank\.h.*libslurm-dev.*--slurm-include"):
-        plugin.build(tmp_path, tmp_path)
+        plugin_build.build(tmp_path, tmp_path)
 
 
 def test_missing_compiler_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("CC", "no-such-cc")
     with pytest.raises(Unavailable, match="no-such-cc; install gcc"):
-        plugin.build(tmp_path)
+        plugin_build.build(tmp_path)
 
 
 def test_missing_libpython_is_named_and_can_be_done_without(tmp_path, monkeypatch):
     monkeypatch.setattr("sysconfig.get_config_var", lambda name: None)
     with pytest.raises(Unavailable, match=r"python3-dev.*--no-advice"):
-        plugin.build(tmp_path)
-    assert plugin.build(tmp_path, advice=False).files == (tmp_path / "bootseer.so",)
+        plugin_build.build(tmp_path)
+    assert plugin_build.build(tmp_path, advice=False).files == (tmp_path / "bootseer.so",)
 
 
 @pytest.fixture
@@ -183,7 +184,7 @@ def site(tmp_path):
 
 def test_install_and_uninstall(built, site):
     prefix, plugstack_dir = site
-    done = plugin.install(prefix, plugstack_dir, built=built.files[0].parent)
+    done = install.install(prefix, plugstack_dir, built=built.files[0].parent)
     names = {"bootseer.so", "bootseer-advice.so"}
     names |= {"bootseer-prolog", "bootseer-epilog", "bootseer-importer", "bootseer-env"}
     assert {path.name for path in prefix.iterdir()} == names
@@ -197,10 +198,10 @@ def test_install_and_uninstall(built, site):
 
     (prefix / "theirs").touch()
     link = prefix / "no-link"
-    assert len(plugin.uninstall(prefix, plugstack_dir, link=link).files) == 7
+    assert len(install.uninstall(prefix, plugstack_dir, link=link).files) == 7
     assert list(prefix.iterdir()) == [prefix / "theirs"] and not conf.exists()
     (prefix / "theirs").unlink()
-    assert plugin.uninstall(prefix, plugstack_dir, link=link) == plugin.RemovedPlugin((), ())
+    assert install.uninstall(prefix, plugstack_dir, link=link) == install.RemovedPlugin((), ())
 
 
 INCLUDES = ["plugstack.conf.d/*.conf", "{dir}/plugstack.conf.d/*", "{dir}/nested.conf"]
@@ -215,7 +216,7 @@ def test_include_line_that_is_there_is_not_added(built, site, pattern, is_asked_
     plugstack = plugstack_dir.parent / "plugstack.conf"
     plugstack.write_text(line)
     where = built.files[0].parent
-    done = plugin.install(prefix, plugstack_dir, built=where, include=is_asked_for)
+    done = install.install(prefix, plugstack_dir, built=where, include=is_asked_for)
     assert "nothing is to be added" in done.notes[0]
     assert not any("include" in step for step in done.next_steps)
     assert plugstack.read_text() == line
@@ -227,7 +228,7 @@ def test_an_include_of_another_folder_is_not_taken_for_ours(built, site):
         f"# include {plugstack_dir}/*.conf\ninclude {plugstack_dir.parent}/*.other\ninclude *.d\n"
     )
     (plugstack_dir.parent / "plugstack.conf").write_text(text)
-    done = plugin.install(prefix, plugstack_dir, built=built.files[0].parent)
+    done = install.install(prefix, plugstack_dir, built=built.files[0].parent)
     assert done.notes == ()
     assert "add this line" in done.next_steps[0]
 
@@ -237,7 +238,7 @@ def test_two_lines_that_include_the_same_are_named(built, site):
     prefix, plugstack_dir = site
     plugstack = plugstack_dir.parent / "plugstack.conf"
     plugstack.write_text(f"include plugstack.conf.d/*.conf\ninclude {plugstack_dir}/*.conf\n")
-    done = plugin.install(prefix, plugstack_dir, built=built.files[0].parent, include=True)
+    done = install.install(prefix, plugstack_dir, built=built.files[0].parent, include=True)
     assert f"{plugstack}:1: include" in done.next_steps[0]
     assert f"{plugstack}:2: include" in done.next_steps[0]
     assert "keep one" in done.next_steps[0]
@@ -252,11 +253,11 @@ def test_include_is_added_once_and_removed_again(built, site, before):
         plugstack.chmod(0o640)
     where = built.files[0].parent
     for _ in range(2):
-        plugin.install(prefix, plugstack_dir, built=where, include=True)
+        install.install(prefix, plugstack_dir, built=where, include=True)
         lines = plugstack.read_text("latin-1").splitlines()
         assert lines[: len((before or "").splitlines())] == (before or "").splitlines()
         assert lines.count(f"include {plugstack_dir}/bootseer.conf") == 1
-    removed = plugin.uninstall(prefix, plugstack_dir, link=prefix / "no-link")
+    removed = install.uninstall(prefix, plugstack_dir, link=prefix / "no-link")
     assert removed.changed == (plugstack,)
     if before is None:
         assert not plugstack.exists()
@@ -316,16 +317,16 @@ def test_a_program_out_of_the_path_is_told(built, site, monkeypatch):
     where = built.files[0].parent
     for is_in_path, count in ((True, 0), (False, 1)):
         monkeypatch.setattr(program_link, "is_in_path", lambda is_in_path=is_in_path: is_in_path)
-        done = plugin.install(prefix, plugstack_dir, built=where)
+        done = install.install(prefix, plugstack_dir, built=where)
         assert sum("--link" in step for step in done.next_steps) == count
 
 
 def test_examples_name_the_paths_that_install_writes():
-    example = plugin.share("slurm-conf-examples") / "plugstack.conf.d/bootseer.conf"
+    example = files.share("slurm-conf-examples") / "plugstack.conf.d/bootseer.conf"
     (line,) = (x for x in example.read_text().splitlines() if not x.startswith("#"))
-    assert line == f"optional {plugin.PREFIX / plugin.PLUGIN}"
+    assert line == f"optional {files.PREFIX / files.PLUGIN}"
     importer = example.with_name("pyxis.conf").read_text()
-    assert f"importer={plugin.PREFIX}/bootseer-importer " in importer
+    assert f"importer={files.PREFIX}/bootseer-importer " in importer
 
 
 def test_arguments_are_checked_and_survive_a_reinstall(built, site):
@@ -333,16 +334,16 @@ def test_arguments_are_checked_and_survive_a_reinstall(built, site):
     where = built.files[0].parent
     for bad in ("max_wait=x", "bogus=1", "run_dir=a", "max_wait=1 x"):
         with pytest.raises(ConfigError, match="not an argument"):
-            plugin.install(prefix, plugstack_dir, built=where, arguments=[bad])
-    plugin.install(prefix, plugstack_dir, built=where, arguments=["max_wait=9", "run_dir=/r"])
-    plugin.install(prefix, plugstack_dir, built=where)
+            install.install(prefix, plugstack_dir, built=where, arguments=[bad])
+    install.install(prefix, plugstack_dir, built=where, arguments=["max_wait=9", "run_dir=/r"])
+    install.install(prefix, plugstack_dir, built=where)
     text = (plugstack_dir / "bootseer.conf").read_text()
     assert text == f"optional {prefix}/bootseer.so max_wait=9 run_dir=/r\n"
 
 
 def test_install_from_a_folder_without_a_build(site, tmp_path):
     with pytest.raises(NotFound, match="plugin build"):
-        plugin.install(*site, built=tmp_path)
+        install.install(*site, built=tmp_path)
     assert not any(path.exists() for path in site)  # nothing was left behind
 
 
@@ -358,7 +359,7 @@ def test_no_account_is_made_for_a_plugin_that_cannot_be_installed(site, tmp_path
 
 def test_entry_scripts_run_and_cost_a_job_that_does_not_ask_nothing(site, tmp_path):
     prefix, plugstack_dir = site
-    done = plugin.install(prefix, plugstack_dir, prolog_only=True)
+    done = install.install(prefix, plugstack_dir, prolog_only=True)
     assert not plugstack_dir.exists() and len(done.files) == 4
     prolog = prefix / "bootseer-prolog"
     assert prolog.read_text().startswith(f"#!{sys.executable} -IS\n")
@@ -372,9 +373,9 @@ def test_entry_scripts_run_and_cost_a_job_that_does_not_ask_nothing(site, tmp_pa
 
 @pytest.mark.parametrize("name", ["bootseer-prolog", "bootseer-epilog"])
 def test_entry_script_of_a_broken_installation_does_not_drain_the_node(site, monkeypatch, name):
-    monkeypatch.setattr(plugin, "python_path", lambda: ["/nonexistent"])
+    monkeypatch.setattr(install, "python_path", lambda: ["/nonexistent"])
     prefix, plugstack_dir = site
-    plugin.install(prefix, plugstack_dir, prolog_only=True)
+    install.install(prefix, plugstack_dir, prolog_only=True)
     result = subprocess.run(
         [prefix / name], env={"SPANK_BOOTSEER_KEY": ""}, capture_output=True, text=True
     )

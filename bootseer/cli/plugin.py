@@ -8,9 +8,11 @@ import click
 
 from bootseer import config as settings
 from bootseer.cli.terminal.console import print_json
-from bootseer.slurm import plugin as spank
-from bootseer.slurm import program_link
 from bootseer.slurm.accounts import make_accounts
+from bootseer.slurm.plugin import build as plugin_build
+from bootseer.slurm.plugin import install as plugin_install
+from bootseer.slurm.plugin import program_link
+from bootseer.slurm.plugin.files import PLUGSTACK_DIR, PREFIX
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -31,7 +33,7 @@ _PREFIX = click.option(
     "--prefix",
     type=_FOLDER,
     metavar="DIR",
-    default=spank.PREFIX,
+    default=PREFIX,
     show_default=True,
     help="Folder for the libraries and the entry scripts.",
 )
@@ -39,7 +41,7 @@ _PLUGSTACK_DIR = click.option(
     "--plugstack-dir",
     type=_FOLDER,
     metavar="DIR",
-    default=spank.PLUGSTACK_DIR,
+    default=PLUGSTACK_DIR,
     show_default=True,
     help="Folder whose *.conf files plugstack.conf includes.",
 )
@@ -77,7 +79,7 @@ def plugin() -> None:
 @_AS_JSON
 def build(slurm_include: Path | None, output: Path, advice: bool, as_json: bool) -> None:
     """Compile the plugin against this site's Slurm headers."""
-    built = spank.build(output, slurm_include, advice=advice)
+    built = plugin_build.build(output, slurm_include, advice=advice)
     if as_json:
         result = {
             "files": [str(path) for path in built.files],
@@ -160,7 +162,7 @@ def install(
     node.cache_user name, unless they are there. Files are replaced as a whole, so this can be
     repeated while jobs run.
     """
-    installed = spank.install(
+    installed = plugin_install.install(
         prefix.absolute(),
         plugstack_dir.absolute(),
         built=built,
@@ -205,7 +207,9 @@ def install(
 @_AS_JSON
 def uninstall(prefix: Path, plugstack_dir: Path, link: Path, as_json: bool) -> None:
     """Remove what `install` installed, and nothing else."""
-    removed = spank.uninstall(prefix.absolute(), plugstack_dir.absolute(), link=link.absolute())
+    removed = plugin_install.uninstall(
+        prefix.absolute(), plugstack_dir.absolute(), link=link.absolute()
+    )
     if as_json:
         files, changed = map(str, removed.files), map(str, removed.changed)
         print_json({"removed": list(files), "changed": list(changed)})

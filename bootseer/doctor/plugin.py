@@ -12,8 +12,8 @@ from bootseer.doctor.machine import Machine, set_mode
 from bootseer.doctor.slurm import argument_seconds, our_lines, plugstack, slurm_release
 from bootseer.slurm.configuration import IncludeLine, PluginLine
 from bootseer.slurm.package import installed
-from bootseer.slurm.plugin import CONF, PLUGIN, SCRIPTS, python_path, scripts_folder
-from bootseer.slurm.plugin_release import is_loadable, plugin_release
+from bootseer.slurm.plugin.files import CONF, PLUGIN, SCRIPTS, python_path, scripts_folder
+from bootseer.slurm.plugin.release import is_loadable, plugin_release
 from bootseer.store.local.atomic_file import new_file
 
 _NO_OPTIONS = "srun does not know --bootseer, and nothing is warmed or recorded"
@@ -78,7 +78,7 @@ def _once(machine: Machine) -> Found:
         yield Finding(what, why, mend)
         return
     again = _superfluous_includes(stack.includes, lines[0].file)
-    names = ", ".join(f"{line.file}:{line.number}" for line in again)
+    names = ", ".join(line.place for line in again)
     own = [line for line in again if line.file == stack.path]
     fix = partial(_remove_lines, machine, own) if own and own == again else None
     mend = f"remove the second include: {names}" if names else "remove one of the includes"

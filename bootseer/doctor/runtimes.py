@@ -11,7 +11,7 @@ from bootseer.doctor.machine import Machine, NoAnswer
 from bootseer.doctor.slurm import plugstack
 from bootseer.slurm.configuration import PluginLine
 from bootseer.slurm.package import installed
-from bootseer.slurm.plugin import scripts_folder
+from bootseer.slurm.plugin.files import scripts_folder
 
 _RUNTIMES = {
     "ch-run": "Charliecloud",

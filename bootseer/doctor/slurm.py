@@ -14,7 +14,7 @@ from bootseer.doctor.machine import Machine, NoAnswer
 from bootseer.slurm.configuration import PluginLine, PlugStack, SlurmConf
 from bootseer.slurm.nodelist import expand
 from bootseer.slurm.package import installed
-from bootseer.slurm.plugin import PLUGIN
+from bootseer.slurm.plugin.files import PLUGIN
 
 _PLACES = (
     "/etc/slurm/slurm.conf",

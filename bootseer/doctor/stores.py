@@ -18,7 +18,7 @@ from bootseer.doctor.machine import Machine, NoAnswer
 from bootseer.doctor.store_probe import IMAGES, OWN, PROBES, SHARED, StoreProbe
 from bootseer.env.snapshot.group_store import shared_urls
 from bootseer.errors import BootseerError
-from bootseer.slurm.plugin import python_path
+from bootseer.slurm.plugin.files import python_path
 from bootseer.store.hdfs.options import find_conf_dir
 from bootseer.units import format_duration, format_size
 

@@ -57,8 +57,12 @@ class IncludeLine:
     pattern: str
     files: tuple[str, ...]
 
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.number}"
+
     def __str__(self) -> str:
-        return f"{self.file}:{self.number}: include {self.pattern}"
+        return f"{self.place}: include {self.pattern}"
 
 
 class PlugStack:

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from bootseer.slurm.plugin import share
+from bootseer.slurm.plugin.files import share
 
 JOB = 7
 NAME = "enroot/hooks.d/50-bootseer.sh"

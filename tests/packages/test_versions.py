@@ -10,8 +10,8 @@ import pytest
 from bootseer.agent.node import registry
 from bootseer.doctor import plugin as doctor_plugin
 from bootseer.errors import Conflict
-from bootseer.slurm import plugin, program_link
 from bootseer.slurm.package import installed, maintainer, versions
+from bootseer.slurm.plugin import install, program_link
 
 
 @pytest.fixture
@@ -158,9 +158,9 @@ def packaged(tmp_path, monkeypatch):
 
 def test_install_and_uninstall_leave_the_package_its_plugin(packaged):
     with pytest.raises(Conflict, match=r"the package bootseer-plugin-slurm22\.05 has installed"):
-        plugin.install(packaged / "libexec", packaged / "plugstack.conf.d")
+        install.install(packaged / "libexec", packaged / "plugstack.conf.d")
     with pytest.raises(Conflict, match=r"/etc/bootseer/plugstack\.conf"):
-        plugin.uninstall(packaged / "libexec", packaged / "plugstack.conf.d")
+        install.uninstall(packaged / "libexec", packaged / "plugstack.conf.d")
     assert "reinstall bootseer-plugin-slurm22.05" in doctor_plugin._install()
     assert "/etc/bootseer/plugstack.conf" in doctor_plugin._set_argument("run_dir=/run/other")
 
@@ -172,7 +172,7 @@ def test_a_plugin_of_the_sites_own_uses_the_scripts_of_the_package(packaged):
     (built / "bootseer.so").write_text("plugin")
     folder = packaged / "slurm/plugstack.conf.d"
     for arguments in ((), ("max_wait=9",), ()):
-        plugin.install(packaged / "libexec", folder, built=built, arguments=arguments)
+        install.install(packaged / "libexec", folder, built=built, arguments=arguments)
     line = (folder / "bootseer.conf").read_text()
     ours = packaged / "libexec/bootseer.so"
     assert line == f"optional {ours} libexec=/opt/bootseer/current/libexec max_wait=9\n"

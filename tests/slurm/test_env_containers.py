@@ -8,7 +8,7 @@ import pytest
 from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.jobs.lab import SHARE
 
-from bootseer.slurm.plugin import share
+from bootseer.slurm.plugin.files import share
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 HERE = Path(__file__).parent

@@ -5,7 +5,7 @@ import re
 import pytest
 from bootseer_dev.material.images import FIRST_STEP
 
-from bootseer.slurm.plugin import share
+from bootseer.slurm.plugin.files import share
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 

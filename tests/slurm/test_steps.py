@@ -7,7 +7,7 @@ import pytest
 from bootseer_dev.jobs import site
 from bootseer_dev.jobs.lab import IMAGE, RUN_DIR
 
-from bootseer.slurm.plugin import share
+from bootseer.slurm.plugin.files import share
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.fuse]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.slurm import plugin
+from bootseer.slurm.plugin import build, files
 
 HERE = Path(__file__).parent
-SPANK = plugin.share("spank")
+SPANK = files.share("spank")
 STRICT = ["-std=gnu11", "-g", "-Wall", "-Wextra", "-Wconversion", "-Werror"]
 
 
@@ -136,7 +136,7 @@ def compile_c(*arguments: str | Path) -> None:
 @pytest.fixture(scope="session")
 def host_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("host")
-    sources = [SPANK / f"{name}.c" for name in plugin.SOURCES]
+    sources = [SPANK / f"{name}.c" for name in build.SOURCES]
     options = (f"-I{SPANK}", "-fsanitize=address,undefined", *sources, HERE / "fake_host.c")
     # Slurm's commands export their symbols to plugins, too.
     compile_c("-rdynamic", *options, "-o", folder / "host")

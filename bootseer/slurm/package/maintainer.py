@@ -13,8 +13,9 @@ from pathlib import Path
 from bootseer import config as settings
 from bootseer.agent.node import registry
 from bootseer.errors import BootseerError, Conflict
-from bootseer.slurm import plugin
 from bootseer.slurm.package import installed, versions
+from bootseer.slurm.plugin.files import CONF, PLUGSTACK_DIR
+from bootseer.slurm.plugin.include_line import ensure_include, remove_include
 
 _RESTART = "restart slurmd here, which ends no job:  systemctl restart slurmd"
 
@@ -32,9 +33,9 @@ def main(argv: Sequence[str]) -> int:
             case "remove", []:
                 versions.remove_all(installed.FOLDER)
             case "add-line", []:
-                print(f"bootseer: {add_line(installed.LINE, plugin.PLUGSTACK_DIR)}")
+                print(f"bootseer: {add_line(installed.LINE, PLUGSTACK_DIR)}")
             case "remove-line", []:
-                if remove_line(installed.LINE, plugin.PLUGSTACK_DIR):
+                if remove_line(installed.LINE, PLUGSTACK_DIR):
                     print(f"bootseer: {_RESTART}")
             case "refuse-while-used", []:
                 refuse_while_used(_run_dir())
@@ -55,7 +56,7 @@ def add_line(line: Path, plugstack_dir: Path) -> str:
         plugstack_dir: the folder that gets a link to it. plugstack.conf beside that folder gets an
             include line if it has none.
     """
-    conf = plugstack_dir / plugin.CONF
+    conf = plugstack_dir / CONF
     if conf.exists() and not conf.samefile(line):
         return (
             f"{conf} is of an earlier installation, whose plugin Slurm still loads. Run that one's "
@@ -65,17 +66,17 @@ def add_line(line: Path, plugstack_dir: Path) -> str:
         conf.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         conf.unlink(missing_ok=True)
         conf.symlink_to(line)
-    notes, steps = plugin.ensure_include(conf, add=True)
+    notes, steps = ensure_include(conf, add=True)
     return "\nbootseer: ".join([*notes, *steps, _RESTART])
 
 
 def remove_line(line: Path, plugstack_dir: Path) -> bool:
     """Undo what `add_line` has done; returns whether there was something."""
-    conf = plugstack_dir / plugin.CONF
+    conf = plugstack_dir / CONF
     if not conf.is_symlink() or conf.readlink() != line:
         return False
     conf.unlink()
-    plugin.remove_include(conf)
+    remove_include(conf)
     return True
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from bootseer.errors import NotFound
-from bootseer.slurm.plugin import share
+from bootseer.slurm.plugin.files import share
 from bootseer_dev.cluster.slurm import releases
 from bootseer_dev.cluster.spec import HEAD, VERSION_1, ClusterSpec
 

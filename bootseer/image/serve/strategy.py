@@ -115,9 +115,10 @@ def _start_s(known: AccessFacts, speed: Speed) -> float:
 
 
 def _rate(known: AccessFacts, speed: Speed) -> float:
-    """Estimate the rate of one node, in bytes per second."""
-    # Measured with fewer nodes; all nodes of this job share the same total.
-    return (speed.bytes_per_s or USUAL_BYTES_PER_S) * min(1.0, speed.nodes / known.nodes)
+    """Estimate the rate of one node, in bytes per second; all nodes of a job share the total."""
+    if not speed.bytes_per_s:
+        return USUAL_BYTES_PER_S / known.nodes
+    return speed.bytes_per_s * min(1.0, speed.nodes / known.nodes)
 
 
 def _explain(known: AccessFacts, way: AccessMode, waits_s: dict[AccessMode, float]) -> str:

@@ -28,6 +28,9 @@ TOUCHED = {"touched_bytes": 254_000_000, "touched_reads": 4100}
         ({**TORCH, "store": FAR, "nodes": 100}, AccessMode.SERVED),
         # Unless as many have measured it.
         ({**TORCH, "store": Speed(50_000, 200_000_000, nodes=100), "nodes": 100}, AccessMode.COPY),
+        # Nor of a store whose rate is not known, which is assumed of all of it.
+        ({**TORCH, "store": Speed(20_000)}, AccessMode.COPY),
+        ({**TORCH, "store": Speed(20_000, nodes=8), "nodes": 8}, AccessMode.SERVED),
         # A runtime that unpacks the image reads all of it, a little at a time.
         ({**TORCH, "touched_bytes": 3_100_000_000, "touched_reads": 48_000}, AccessMode.COPY),
         # Nothing is waited for that is on the node.

@@ -11,14 +11,6 @@ from typing import Protocol, TypeVar
 
 import click
 import trio
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from bootseer.cli.terminal.console import console
 from bootseer.config import User
@@ -100,14 +92,16 @@ def caller() -> User:
 
 async def _show(verb: str, counted: CountedWork) -> None:
     await trio.sleep(_QUIET_S)
+    from rich import progress
+
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console(err=True), transient=True) as bar:
+    with progress.Progress(*columns, console=console(err=True), transient=True) as bar:
         task = bar.add_task(verb, total=None)
         while True:
             bar.update(task, total=counted.total_bytes or None, completed=counted.done_bytes)

@@ -9,8 +9,6 @@ from bootseer.store.memory import MemoryStore
 from bootseer.store.wrappers.base import WrappedStore
 from bootseer.store.wrappers.breaker import BreakerStore
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 class Scripted(WrappedStore):
     """Does for each operation what it is told next: an error to raise, or seconds to take."""
@@ -40,7 +38,7 @@ def breaker(*steps, outage=""):
     return BreakerStore(inner, 2.0, tell, outage), inner, told
 
 
-async def test_after_an_outage_nothing_is_asked():
+async def test_after_an_outage_nothing_is_asked(autojump_clock):
     store, inner, told = breaker(Transient("refused"))
     for _ in range(3):
         with pytest.raises(Unavailable, match="does not answer: refused"):
@@ -48,7 +46,7 @@ async def test_after_an_outage_nothing_is_asked():
     assert inner.asked == 1 and told == ["refused"] and store.outage == "refused"
 
 
-async def test_a_first_answer_that_does_not_come_is_an_outage():
+async def test_a_first_answer_that_does_not_come_is_an_outage(autojump_clock):
     store, _, told = breaker(60)
     began = trio.current_time()
     with pytest.raises(Unavailable, match="no answer within 2 s"):
@@ -57,7 +55,7 @@ async def test_a_first_answer_that_does_not_come_is_an_outage():
 
 
 @pytest.mark.parametrize("answer", [NotFound("no"), Denied("no")])
-async def test_a_store_that_has_answered_may_take_its_time(answer):
+async def test_a_store_that_has_answered_may_take_its_time(autojump_clock, answer):
     store, _, told = breaker(answer, 60)
     with pytest.raises(type(answer)):
         await store.stat("x")
@@ -66,7 +64,7 @@ async def test_a_store_that_has_answered_may_take_its_time(answer):
     assert told == []
 
 
-async def test_an_answer_counts_for_all_that_wait():
+async def test_an_answer_counts_for_all_that_wait(autojump_clock):
     store, _, told = breaker(60, 1)
     async with trio.open_nursery() as nursery:
         for _ in range(2):
@@ -74,7 +72,7 @@ async def test_an_answer_counts_for_all_that_wait():
     assert told == []
 
 
-async def test_an_outage_ends_what_waits():
+async def test_an_outage_ends_what_waits(autojump_clock):
     store, _, told = breaker(1.5, Transient("refused"))
     began = trio.current_time()
 
@@ -88,7 +86,7 @@ async def test_an_outage_ends_what_waits():
     assert told == ["refused"] and trio.current_time() - began < 1
 
 
-async def test_a_known_outage_is_told_nobody():
+async def test_a_known_outage_is_told_nobody(autojump_clock):
     store, inner, told = breaker(outage="refused, 3 s ago")
     with pytest.raises(Unavailable, match="3 s ago"):
         await store.list()

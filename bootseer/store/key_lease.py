@@ -24,9 +24,9 @@ from bootseer.units import NS_PER_S
 
 VERSION = 1
 LASTS_S = 60.0
-"""Without being kept up; clocks of nodes may differ by less."""
-_KEEP_S = 15.0
-_LET_GO_S = 5.0
+"""Without being renewed; clocks of nodes may differ by less."""
+_RENEW_S = 15.0
+_RELEASE_S = 5.0
 _FORMAT = "bootseer lease"
 _MAX_BYTES = 4096
 
@@ -37,13 +37,13 @@ class KeyLease:
 
     Attributes:
         number: its number among the leases in this folder.
-        who: name of the holder, for the user.
+        holder: its name, for the user.
         token: unique to this lease.
         until_ns: its end, nanoseconds since 1970.
     """
 
     number: int
-    who: str
+    holder: str
     token: str
     until_ns: int
 
@@ -52,7 +52,7 @@ class KeyLease:
         return time.time_ns() < self.until_ns
 
 
-async def read_claim(store: Store, folder: str) -> KeyLease | None:
+async def read_lease(store: Store, folder: str) -> KeyLease | None:
     """Return the latest lease in a folder, None without one."""
     numbers = []
     for info in await store.list(folder):
@@ -74,19 +74,19 @@ async def read_claim(store: Store, folder: str) -> KeyLease | None:
         return KeyLease(max(numbers), "", "", 0)
 
 
-async def try_claim(store: Store, folder: str, who: str) -> KeyLease | None:
+async def acquire(store: Store, folder: str, holder: str) -> KeyLease | None:
     """Get the lease; None if another holds it.
 
     Args:
         store: where the lease is.
         folder: of this lease alone.
-        who: name of the holder, for the user.
+        holder: its name, for the user.
     """
-    before = await read_claim(store, folder)
+    before = await read_lease(store, folder)
     if before is not None and before.is_live:
         return None
     number = before.number + 1 if before is not None else 1
-    mine = KeyLease(number, who, secrets.token_hex(8), _until())
+    mine = KeyLease(number, holder, secrets.token_hex(8), _until())
     try:
         await publish(store, lease_object(folder, number), _encoded(mine), overwrite=False)
     except Conflict:
@@ -95,36 +95,36 @@ async def try_claim(store: Store, folder: str, who: str) -> KeyLease | None:
 
 
 @asynccontextmanager
-async def kept(
-    store: Store, folder: str, claim: KeyLease, nursery: trio.Nursery
+async def held(
+    store: Store, folder: str, lease: KeyLease, nursery: trio.Nursery
 ) -> AsyncIterator[None]:
     """Renew a lease for the length of a block; then it is given up.
 
     Args:
-        store, folder, claim: result of `try_claim`, and its arguments.
+        store, folder, lease: result of `acquire`, and its arguments.
         nursery: for the task that renews it.
     """
     scope, ended = trio.CancelScope(), trio.Event()
 
-    async def keep_up() -> None:
+    async def renew() -> None:
         try:
             with scope:
                 while True:
-                    await trio.sleep(_KEEP_S)
+                    await trio.sleep(_RENEW_S)
                     # After a cancellation it could arrive when the lease is given up already.
-                    with trio.move_on_after(_LET_GO_S, shield=True), suppress(BootseerError):
-                        await publish(store, lease_object(folder, claim.number), _encoded(claim))
+                    with trio.move_on_after(_RELEASE_S, shield=True), suppress(BootseerError):
+                        await publish(store, lease_object(folder, lease.number), _encoded(lease))
         finally:
             ended.set()
 
-    nursery.start_soon(keep_up)
+    nursery.start_soon(renew)
     try:
         yield
     finally:
         scope.cancel()
-        with trio.move_on_after(_LET_GO_S, shield=True), suppress(BootseerError):
+        with trio.move_on_after(_RELEASE_S, shield=True), suppress(BootseerError):
             await ended.wait()
-            await store.delete(lease_object(folder, claim.number))
+            await store.delete(lease_object(folder, lease.number))
             await store.delete(folder)
 
 
@@ -137,6 +137,6 @@ def _until() -> int:
     return time.time_ns() + int(LASTS_S * NS_PER_S)
 
 
-def _encoded(claim: KeyLease) -> bytes:
-    document = {"who": claim.who, "token": claim.token, "until_ns": _until()}
+def _encoded(lease: KeyLease) -> bytes:
+    document = {"who": lease.holder, "token": lease.token, "until_ns": _until()}
     return json.dumps({"format": _FORMAT, "version": VERSION, **document}).encode() + b"\n"

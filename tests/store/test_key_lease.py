@@ -30,7 +30,7 @@ async def claims(store, count):
     found = []
 
     async def one(number):
-        mine = await key_lease.try_claim(store, FOLDER, f"user {number}")
+        mine = await key_lease.acquire(store, FOLDER, f"user {number}")
         if mine is not None:
             found.append(mine)
 
@@ -47,8 +47,8 @@ async def numbers(store):
 async def test_of_all_who_try_at_once_one_gets_it(store):
     (mine,) = await claims(store, 20)
     assert mine.number == 1
-    found = await key_lease.read_claim(store, FOLDER)
-    assert (found.who, found.token, found.is_live) == (mine.who, mine.token, True)
+    found = await key_lease.read_lease(store, FOLDER)
+    assert (found.holder, found.token, found.is_live) == (mine.holder, mine.token, True)
     assert await claims(store, 5) == []
 
 
@@ -63,7 +63,7 @@ async def test_one_that_has_run_out_is_taken_over_once(store, monkeypatch):
 
 async def test_another_key_is_another_claim(store):
     await claims(store, 1)
-    assert await key_lease.try_claim(store, "env/claims/other", "user") is not None
+    assert await key_lease.acquire(store, "env/claims/other", "user") is not None
 
 
 DAMAGE = {
@@ -90,7 +90,7 @@ DAMAGE = {
 async def test_one_that_is_damaged_is_free(damage):
     store = MemoryStore()
     await publish(store, f"{FOLDER}/0007.json", DAMAGE[damage])
-    assert await key_lease.read_claim(store, FOLDER) == key_lease.KeyLease(7, "", "", 0)
+    assert await key_lease.read_lease(store, FOLDER) == key_lease.KeyLease(7, "", "", 0)
     (mine,) = await claims(store, 5)
     assert mine.number == 8
 
@@ -104,7 +104,7 @@ async def test_one_that_is_let_go_while_it_is_read_is_free():
             raise NotFound("let go")
         return False
 
-    found = await key_lease.read_claim(FlakyStore(inner, is_gone), FOLDER)
+    found = await key_lease.read_lease(FlakyStore(inner, is_gone), FOLDER)
     assert found == key_lease.KeyLease(1, "", "", 0)
 
 
@@ -123,14 +123,14 @@ async def test_what_is_no_claim_does_not_count():
 
 
 async def test_it_is_kept_up_and_let_go(store, nursery, monkeypatch):
-    monkeypatch.setattr(key_lease, "_KEEP_S", 0.01)
+    monkeypatch.setattr(key_lease, "_RENEW_S", 0.01)
     monkeypatch.setattr(key_lease, "LASTS_S", 5.0)
     (mine,) = await claims(store, 1)
-    async with key_lease.kept(store, FOLDER, mine, nursery):
-        first = await key_lease.read_claim(store, FOLDER)
+    async with key_lease.held(store, FOLDER, mine, nursery):
+        first = await key_lease.read_lease(store, FOLDER)
         assert first.token == mine.token
         with trio.fail_after(5):
-            while (await key_lease.read_claim(store, FOLDER)).until_ns == first.until_ns:
+            while (await key_lease.read_lease(store, FOLDER)).until_ns == first.until_ns:
                 await trio.sleep(0.01)
         assert await claims(store, 3) == []
     assert await store.list("env/claims") == []
@@ -142,11 +142,11 @@ async def test_it_is_let_go_however_the_block_ends(store, nursery, how):
     (mine,) = await claims(store, 1)
     if how is ValueError:
         with pytest.raises(ValueError, match="it failed"):
-            async with key_lease.kept(store, FOLDER, mine, nursery):
+            async with key_lease.held(store, FOLDER, mine, nursery):
                 raise ValueError("it failed")
     else:
         with trio.move_on_after(0.01):
-            async with key_lease.kept(store, FOLDER, mine, nursery):
+            async with key_lease.held(store, FOLDER, mine, nursery):
                 await trio.sleep_forever()
     assert await store.list("env/claims") == []
 
@@ -170,7 +170,7 @@ class Slow(FlakyStore):
 
 
 async def test_what_keeps_it_up_has_arrived_before_it_is_let_go(nursery, monkeypatch):
-    monkeypatch.setattr(key_lease, "_KEEP_S", 0.0)
+    monkeypatch.setattr(key_lease, "_RENEW_S", 0.0)
     inner = MemoryStore()
     (mine,) = await claims(inner, 1)
     slow = Slow(inner)
@@ -179,9 +179,9 @@ async def test_what_keeps_it_up_has_arrived_before_it_is_let_go(nursery, monkeyp
         await trio.testing.wait_all_tasks_blocked()
         slow.goes_on.set()
 
-    async with key_lease.kept(slow, FOLDER, mine, nursery):
+    async with key_lease.held(slow, FOLDER, mine, nursery):
         await slow.begun.wait()
-        monkeypatch.setattr(key_lease, "_KEEP_S", 60.0)
+        monkeypatch.setattr(key_lease, "_RENEW_S", 60.0)
         nursery.start_soon(go_on)
     name = f"{FOLDER}/0001.json"
     assert slow.done[:2] == [("commit", name), ("delete", name)]
@@ -191,7 +191,7 @@ async def test_it_is_kept_up_now_and_then(autojump_clock, nursery):
     """Often enough that one or two may be late."""
     watched = FlakyStore(MemoryStore(), lambda *_: False)
     (mine,) = await claims(watched, 1)
-    async with key_lease.kept(watched, FOLDER, mine, nursery):
+    async with key_lease.held(watched, FOLDER, mine, nursery):
         await trio.sleep(key_lease.LASTS_S + 1)
     commits = [operation for operation, _ in watched.calls].count("commit")
     assert 3 <= commits <= 10
@@ -201,32 +201,32 @@ async def test_one_that_was_taken_over_is_left_to_who_has_it_now(nursery, monkey
     store = MemoryStore()
     monkeypatch.setattr(key_lease, "LASTS_S", -1.0)
     (slow,) = await claims(store, 1)
-    async with key_lease.kept(store, FOLDER, slow, nursery):
+    async with key_lease.held(store, FOLDER, slow, nursery):
         monkeypatch.setattr(key_lease, "LASTS_S", 60.0)
         (mine,) = await claims(store, 1)
-    found = await key_lease.read_claim(store, FOLDER)
+    found = await key_lease.read_lease(store, FOLDER)
     assert found.token == mine.token
     assert found.is_live
 
 
 async def test_a_store_that_fails_in_passing_does_not_end_it(nursery, monkeypatch):
-    monkeypatch.setattr(key_lease, "_KEEP_S", 0.01)
+    monkeypatch.setattr(key_lease, "_RENEW_S", 0.01)
     inner = MemoryStore()
     (mine,) = await claims(inner, 1)
     failing = FlakyStore(inner, lambda *_: True)
-    async with key_lease.kept(failing, FOLDER, mine, nursery):
+    async with key_lease.held(failing, FOLDER, mine, nursery):
         with trio.fail_after(5):
             while len(failing.calls) < 3:
                 await trio.sleep(0.01)
-    assert (await key_lease.read_claim(inner, FOLDER)).token == mine.token  # until it runs out
+    assert (await key_lease.read_lease(inner, FOLDER)).token == mine.token  # until it runs out
     with pytest.raises(Transient):
-        await key_lease.try_claim(failing, FOLDER, "user")
+        await key_lease.acquire(failing, FOLDER, "user")
 
 
 async def test_a_claim_says_who_has_it_and_until_when():
     store = MemoryStore()
     before = time.time_ns()
-    await key_lease.try_claim(store, FOLDER, "user on node")
+    await key_lease.acquire(store, FOLDER, "user on node")
     document = json.loads(await read_all(store, f"{FOLDER}/0001.json", 4096))
     assert document.pop("until_ns") - before >= key_lease.LASTS_S * 10**9
     assert len(document.pop("token")) == 16
@@ -249,7 +249,7 @@ def test_never_more_than_one_has_it(steps):
                 if step == "let go":
                     async with (
                         trio.open_nursery() as nursery,
-                        key_lease.kept(store, FOLDER, mine, nursery),
+                        key_lease.held(store, FOLDER, mine, nursery),
                     ):
                         pass
                 elif step == "damage":

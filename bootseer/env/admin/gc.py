@@ -173,7 +173,7 @@ class _Collector:
 
     async def _leftovers(self, key: str, capture: str) -> None:
         """Remove captures of a snapshot that its manifest does not name."""
-        held = await key_lease.read_claim(self._store, repository.lease_folder(key))
+        held = await key_lease.read_lease(self._store, repository.lease_folder(key))
         if held is not None and self._now_ns < held.until_ns:
             return
         for info in await self._store.list(repository.folder_of(key)):
@@ -195,12 +195,12 @@ class _Collector:
             key = folder.name.rpartition("/")[2]
             if not is_key(key):
                 continue
-            held = await key_lease.read_claim(self._store, repository.lease_folder(key))
+            held = await key_lease.read_lease(self._store, repository.lease_folder(key))
             if held is None or self._now_ns - held.until_ns < _CLAIM_NS:
                 continue
             for info in await self._store.list(folder.name):
                 await self._delete(
-                    Removed("claim", info.name, f"of {held.who or 'nobody'}, run out")
+                    Removed("claim", info.name, f"of {held.holder or 'nobody'}, run out")
                 )
             if not self._dry_run:
                 with suppress(Conflict, NotFound):

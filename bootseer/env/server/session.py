@@ -128,12 +128,12 @@ class _Session:
             raise Unavailable("--no-capture is given")
         before = found.snapshot.capture if found is not None else ""
         with keep_client_waiting(self.connection, self.nursery):
-            held = await self._claim(before)
-        if isinstance(held, FoundSnapshot):
-            await self._restore(held)
+            lease = await self._await_turn(before)
+        if isinstance(lease, FoundSnapshot):
+            await self._restore(lease)
             return
-        lease = repository.lease_folder(self.request.key)
-        async with key_lease.kept(self.context.store, lease, held, self.nursery):
+        folder = repository.lease_folder(self.request.key)
+        async with key_lease.held(self.context.store, folder, lease, self.nursery):
             found = await self.lookup.find_newer(before)  # by the last holder of the lease
             if found is None:
                 capturer = Capturer(self.connection, self.context, self.request, self.nursery)
@@ -165,7 +165,7 @@ class _Session:
                 dry_run=False,
             )
 
-    async def _claim(self, before: str) -> KeyLease | FoundSnapshot:
+    async def _await_turn(self, before: str) -> KeyLease | FoundSnapshot:
         """Get the lease for the capture, or wait for the snapshot that another node captures.
 
         Args:
@@ -176,7 +176,7 @@ class _Session:
             BootseerError: the store does not say.
         """
         key, owner = self.request.key, f"{self.context.user} on {self.context.node}"
-        lease = repository.lease_folder(key)
+        folder = repository.lease_folder(key)
         wait_s = self.request.message.wait_s
         async with self.context.stage("env.claim") as report:
             report.detail = f"key {key[:12]}: {owner} captures"
@@ -187,11 +187,11 @@ class _Session:
                 if found is not None:
                     report.detail = f"key {key[:12]}: {found.snapshot.node} has captured it"
                     return found
-                held = await key_lease.try_claim(self.context.store, lease, owner)
-                if held is not None:
-                    return held
-                other = await key_lease.read_claim(self.context.store, lease)
-                name = other.who if other is not None else "somebody"
+                lease = await key_lease.acquire(self.context.store, folder, owner)
+                if lease is not None:
+                    return lease
+                other = await key_lease.read_lease(self.context.store, folder)
+                name = other.holder if other is not None else "somebody"
                 if trio.current_time() > deadline:
                     raise Unavailable(f"{name} has not captured it within {wait_s} s")
                 if not is_told:

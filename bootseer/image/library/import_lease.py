@@ -94,10 +94,10 @@ async def announced(shared: JobImport, who: str, nursery: trio.Nursery) -> Async
     """
     async with shared.images.create(catalog.name_object(shared.image)):
         pass  # without a commit, nothing is written
-    claim = await key_lease.try_claim(shared.leases, shared.folder, who)
-    if claim is None:
+    lease = await key_lease.acquire(shared.leases, shared.folder, who)
+    if lease is None:
         raise NotFound("another step of the job imports the image already")
-    async with key_lease.kept(shared.leases, shared.folder, claim, nursery):
+    async with key_lease.held(shared.leases, shared.folder, lease, nursery):
         with suppress(BootseerError):
             await _remove_left(shared.leases)
         yield
@@ -171,29 +171,29 @@ class _Wait:
         Raises:
             BootseerError: the store does not answer.
         """
-        claim = None
+        lease = None
         # Long enough for two looks.
         with trio.move_on_after(max(ANNOUNCE_S, 3 * self.pauses.first_s)):
-            claim = await self._find()
-        if claim is None:
+            lease = await self._find()
+        if lease is None:
             return "no other node has announced that it imports the image"
-        self.holder = claim.who
-        return await self._watch(claim)
+        self.holder = lease.holder
+        return await self._watch(lease)
 
     async def _find(self) -> KeyLease | None:
         """Return the lease once it is there; None if the image is in the store before."""
         shared = self.shared
         while True:
             await self._pause()
-            claim = await key_lease.read_claim(shared.leases, shared.folder)
-            if claim is not None and claim.is_live:
-                return claim
+            lease = await key_lease.read_lease(shared.leases, shared.folder)
+            if lease is not None and lease.is_live:
+                return lease
             with suppress(NotFound):
                 await catalog.resolve(shared.images, shared.image)
                 return None
 
-    async def _watch(self, claim: KeyLease) -> str:
-        name = key_lease.lease_object(self.shared.folder, claim.number)
+    async def _watch(self, lease: KeyLease) -> str:
+        name = key_lease.lease_object(self.shared.folder, lease.number)
         seen: ObjectInfo | None = None
         renewed = trio.current_time()
         while True:
@@ -201,12 +201,12 @@ class _Wait:
             try:
                 info = await self.shared.leases.stat(name)
             except NotFound:
-                return f"{claim.who} has not added it to the store, or not soon enough"
+                return f"{lease.holder} has not added it to the store, or not soon enough"
             if seen is None or not info.is_version(seen):
                 # By this node's clock: the clocks of store and nodes may differ.
                 seen, renewed = info, trio.current_time()
             elif trio.current_time() - renewed > key_lease.LASTS_S:
-                return f"{claim.who} has stopped importing it"
+                return f"{lease.holder} has stopped importing it"
 
     async def _pause(self) -> None:
         await trio.sleep(self.pauses.pause_s(next(self._attempts)))
@@ -219,7 +219,7 @@ async def _remove_left(store: Store) -> None:
         BootseerError: the store does not answer.
     """
     for folder in await store.list(FOLDER):
-        claim = await key_lease.read_claim(store, folder.name)
-        if claim is not None and time.time_ns() - claim.until_ns > _LEFT_NS:
+        lease = await key_lease.read_lease(store, folder.name)
+        if lease is not None and time.time_ns() - lease.until_ns > _LEFT_NS:
             with suppress(NotFound):
                 await store.delete_tree(folder.name)

@@ -105,7 +105,7 @@ async def test_leftovers_of_captures_go_after_a_day(installed):
         await publish(store, f"{repository.folder_of(key, 'ab' * 8)}/index", b"12345")
     now_ns = time.time_ns()
     assert (await collect(store, DAYS, 0, now_ns, False)).gone == []
-    held = await key_lease.try_claim(store, repository.lease_folder(other), "bob on n2")
+    held = await key_lease.acquire(store, repository.lease_folder(other), "bob on n2")
     assert held is not None
     later_ns = now_ns + 2 * DAY_NS
     found = await collect(store, DAYS, 0, later_ns, True)
@@ -177,7 +177,7 @@ async def test_a_capture_that_goes_on_keeps_what_it_has(installed):
     await publish(store, f"{repository.folder_of(key, 'ab' * 8)}/index", b"12345")
     for path in (installed.root / "env/snapshots").rglob("*"):
         os.utime(path, (0, 0))
-    await key_lease.try_claim(store, repository.lease_folder(key), "bob on n2")
+    await key_lease.acquire(store, repository.lease_folder(key), "bob on n2")
     assert (await collect(store, DAYS, 0, time.time_ns(), False)).gone == []
 
 

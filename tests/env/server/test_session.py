@@ -543,7 +543,7 @@ async def hold(lab, target, script):
     parts = await repository.read_run(lab.store, [str(target)])
     lab.counts.unlink()
     await emptied(target)
-    assert await key_lease.try_claim(
+    assert await key_lease.acquire(
         lab.store, repository.lease_folder(key_of(parts)), "other on elsewhere"
     )
 
@@ -605,7 +605,7 @@ async def test_of_two_who_capture_the_first_to_publish_wins(lab, target, monkeyp
     async def everybodys(store, key, who):
         return key_lease.KeyLease(1, who, "", 0)
 
-    monkeypatch.setattr("bootseer.store.key_lease.try_claim", everybodys)
+    monkeypatch.setattr("bootseer.store.key_lease.acquire", everybodys)
     script = f"sleep 0.4; echo $$ > {target}/mine; sleep 0.4"
     done = await several(lab, script, [target] * 2)
     assert [ran.status for ran in done] == [0, 0]

@@ -86,7 +86,7 @@ async def test_no_announcement_ends_the_wait(shared, autojump_clock):
 
 
 async def test_a_node_that_dies_ends_the_wait(shared, autojump_clock):
-    await key_lease.try_claim(shared.leases, shared.folder, HOLDER)
+    await key_lease.acquire(shared.leases, shared.folder, HOLDER)
     result, took_s = await wait(shared)
     assert result.why == f"{HOLDER} has stopped importing it"
     assert key_lease.LASTS_S < took_s < key_lease.LASTS_S + 15
@@ -99,7 +99,7 @@ async def test_the_wait_has_a_limit(shared, nursery, autojump_clock):
 
 
 async def test_an_image_that_comes_though_its_node_died_is_found(shared, autojump_clock):
-    await key_lease.try_claim(shared.leases, shared.folder, HOLDER)
+    await key_lease.acquire(shared.leases, shared.folder, HOLDER)
     await catalog.give_name(shared.images, NAME, DIGEST, 7)
     result, _ = await wait(shared)
     assert result.why == ""
@@ -107,7 +107,7 @@ async def test_an_image_that_comes_though_its_node_died_is_found(shared, autojum
 
 async def test_an_old_lease_is_no_announcement(shared, monkeypatch, autojump_clock):
     monkeypatch.setattr(key_lease, "LASTS_S", -1.0)
-    await key_lease.try_claim(shared.leases, shared.folder, HOLDER)
+    await key_lease.acquire(shared.leases, shared.folder, HOLDER)
     result, took_s = await wait(shared)
     assert "no other node has announced" in result.why and took_s <= ANNOUNCE_S
 
@@ -180,7 +180,7 @@ async def test_leases_of_nodes_that_died_are_removed(shared, nursery, monkeypatc
     for lasts_s, run in ((-4000.0, "c.1"), (-60.0, "c.2"), (60.0, "c.3")):
         monkeypatch.setattr(key_lease, "LASTS_S", lasts_s)
         left = JobImport(run, NAME, shared.leases, shared.images)
-        await key_lease.try_claim(shared.leases, left.folder, HOLDER)
+        await key_lease.acquire(shared.leases, left.folder, HOLDER)
     async with announced(shared, HOLDER, nursery):
         pass
     assert len(await shared.leases.list(FOLDER)) == 2
@@ -244,7 +244,7 @@ async def test_a_forged_lease_costs_its_owner_a_minute(shared, autojump_clock, w
 async def test_a_lease_of_another_user_is_not_read(tmp_path, autojump_clock, whose):
     store = LocalStore(tmp_path / "store", os.getuid())
     shared = JobImport("c.7", NAME, store, MemoryStore())
-    claim = await key_lease.try_claim(store, shared.folder, "mallory on n1")
+    claim = await key_lease.acquire(store, shared.folder, "mallory on n1")
     os.chown(tmp_path / "store" / (whose or shared.folder), 65534, 65534)
     assert claim is not None
     with trio.fail_after(key_lease.LASTS_S):

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -206,14 +207,21 @@ def test_a_first_node_that_is_not_among_the_importers_costs_a_few_seconds(lab, s
     assert len(enroot_calls(shared)) == 1
 
 
+@contextmanager
+def image_setting(lab, line):
+    """Add a line to the settings of images."""
+    config = lab.cluster.etc_bootseer / "bootseer.toml"
+    before = config.read_text()
+    config.write_text(before.replace("[image]\n", f"[image]\n{line}\n"))
+    yield
+    config.write_text(before)
+
+
 @pytest.fixture
 def short_wait(lab):
     """A limit that a slow import exceeds."""
-    config = lab.cluster.etc_bootseer / "bootseer.toml"
-    before = config.read_text()
-    config.write_text(before.replace("[image]\n", "[image]\nimport_wait_s = 5\n"))
-    yield
-    config.write_text(before)
+    with image_setting(lab, "import_wait_s = 5"):
+        yield
 
 
 def test_an_import_that_takes_too_long_is_done_by_the_others_too(lab, shared, short_wait):
@@ -405,11 +413,8 @@ def test_all_images_are_served_on_when_the_agent_dies(lab, shared):
 @pytest.fixture
 def importer_set(lab, pyxis_option):
     """The setting that says which importer Pyxis has."""
-    config = lab.cluster.etc_bootseer / "bootseer.toml"
-    before = config.read_text()
-    config.write_text(before.replace("[image]\n", "[image]\nimporter = true\n"))
-    yield
-    config.write_text(before)
+    with image_setting(lab, "importer = true"):
+        yield
 
 
 def test_the_prolog_begins_to_serve_what_pyxis_is_going_to_ask_for(lab, shared, importer_set):

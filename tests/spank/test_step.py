@@ -251,6 +251,12 @@ def mounts(host, agent):
     return answering
 
 
+def put_mount(host, mark, folder):
+    """Leave what an agent leaves that has mounted something."""
+    (host.job_dir / mark).write_text("listed\n/mnt\n")
+    (host.job_dir / folder).mkdir()
+
+
 def send_file(connection):
     with open(os.devnull) as file:
         socket.send_fds(connection, [struct.pack("=i", 0)], [file.fileno()])
@@ -268,8 +274,7 @@ ANSWERS = {
 @pytest.mark.root
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_an_unavailable_mount_is_reported(host, mounts, answer):
-    (host.job_dir / "checkpoint").write_text("listed\n/mnt\n")
-    (host.job_dir / "ckpt").mkdir()
+    put_mount(host, "checkpoint", "ckpt")
     with mounts(ANSWERS[answer]) as requests:
         seen = host.run("step", options={"bootseer": "k"})
     assert requests == [struct.pack("=II", 0, 0)]
@@ -283,8 +288,7 @@ def test_an_agent_on_a_busy_node_is_waited_for(host, mounts):
         time.sleep(2)
         connection.send(struct.pack("=i", errno.ENODEV))
 
-    (host.job_dir / "checkpoint").write_text("listed\n/mnt\n")
-    (host.job_dir / "ckpt").mkdir()
+    put_mount(host, "checkpoint", "ckpt")
     with mounts(late):
         seen = host.run("step", options={"bootseer": "k"})
     assert "No such device" in seen.of("error")[0]
@@ -292,10 +296,8 @@ def test_an_agent_on_a_busy_node_is_waited_for(host, mounts):
 
 @pytest.mark.root
 def test_an_agent_that_does_not_answer_is_asked_once(host, mounts):
-    (host.job_dir / "checkpoint").write_text("listed\n/mnt\n")
-    (host.job_dir / "served").write_text("listed\n/mnt\n")
-    for name in ("ckpt", "image"):
-        (host.job_dir / name).mkdir()
+    put_mount(host, "checkpoint", "ckpt")
+    put_mount(host, "served", "image")
     with mounts(lambda connection: connection.recv(1)) as requests:
         seen = host.run("step", options={"bootseer": "k"})
     assert requests == [struct.pack("=II", 0, 0)]
@@ -307,8 +309,7 @@ def test_an_agent_that_does_not_answer_is_asked_once(host, mounts):
 
 @pytest.mark.root
 def test_a_mount_of_a_dead_agent_is_reported_soon(host, agent):
-    (host.job_dir / "checkpoint").write_text("listed\n/mnt\n")
-    (host.job_dir / "ckpt").mkdir()
+    put_mount(host, "checkpoint", "ckpt")
     seen = host.run("step", options={"bootseer": "k"})
     assert seen.hooks() == {"0"} and seen.seconds < 5
     assert "cannot be made visible" in seen.of("error")[0]

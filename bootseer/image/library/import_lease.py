@@ -157,7 +157,7 @@ class _Wait:
     """A wait in progress.
 
     Attributes:
-        holder: who holds the lease, "" while there is none.
+        holder: user and node with the lease, "" while there is none.
     """
 
     shared: JobImport

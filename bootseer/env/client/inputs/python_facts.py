@@ -73,8 +73,9 @@ def _libc() -> str:
 def _version(installer: str, path: "list[str]") -> str:
     """Return the version of a distribution, "none" without one."""
     for folder in path:
+        names = _names(folder)
         for kind, file in ((".dist-info", "METADATA"), (".egg-info", "PKG-INFO")):
-            for name in _names(folder):
+            for name in names:
                 stem = name.lower()[: -len(kind)]
                 if not name.endswith(kind) or _plain(stem.split("-")[0]) != _plain(installer):
                     continue

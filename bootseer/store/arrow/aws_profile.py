@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from configparser import ConfigParser
-from configparser import Error as ParseError
 from dataclasses import dataclass
 
 from bootseer.errors import ConfigError, Denied
@@ -116,10 +114,12 @@ def _read_section(path: str, section: str, uid: int) -> dict[str, str] | None:
     if text is None:
         return None
     # No section is the default of others, and '%' in a secret means nothing.
+    from configparser import ConfigParser, Error  # most have no store in S3
+
     parser = ConfigParser(interpolation=None, default_section="", strict=False)
     try:
         parser.read_string(text)
-    except ParseError:
+    except Error:
         # What the parser says has lines of the file in it.
         raise ConfigError(f"{path} is not a configuration file of AWS's form; correct it") from None
     if not parser.has_section(section):

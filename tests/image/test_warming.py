@@ -342,29 +342,29 @@ class Store:
         self.rate, self.latency_s = mib_per_s * MIB, latency_s
         self.now_s = 0.0
 
-    def settle(self, streams=16):
-        """Have it read from for some seconds.
+    def settle(self, streams=16, first_s=0.0, seconds=2):
+        """Have it read from for some seconds; the first read waits ``first_s`` behind others'.
 
         Returns what is under way, and the limit and the size of a read that it has come to.
         """
+        self.read_bytes = 0
         under_way = UnderWay(streams, is_limited=True, now=lambda: self.now_s)
         reads = deque()
-        reading_bytes, free_s = 0, 0.0
-        while self.now_s < 2 or reads:
+        free_s = first_s
+        while self.now_s < seconds or reads:
             size_bytes = under_way.read_bytes
-            has_room = not reads or reading_bytes + size_bytes <= under_way.limit_bytes
-            if self.now_s < 2 and has_room and len(reads) < streams:
+            may_begin = self.now_s < seconds and len(reads) < streams
+            if may_begin and under_way.has_room(size_bytes):
                 free_s = max(free_s, self.now_s + self.latency_s) + size_bytes / self.rate
                 read = ExitStack()
                 read.enter_context(under_way.piece(size_bytes))
                 reads.append((free_s, size_bytes, read))
-                reading_bytes += size_bytes
             else:
-                if self.now_s < 2:
+                if self.now_s < seconds:
                     settled = under_way.limit_bytes, under_way.read_bytes
                 self.now_s, size_bytes, read = reads.popleft()
                 read.close()
-                reading_bytes -= size_bytes
+                self.read_bytes += size_bytes
         return under_way, *settled
 
 
@@ -380,6 +380,20 @@ def test_what_is_under_way_keeps_a_store_busy_and_little_waits_there(
     assert read_bytes == read_kib * KIB
     alone_bytes = latency_s * store.rate + read_bytes
     assert 0.9 * alone_bytes <= limit_bytes <= 3 * alone_bytes
+
+
+@pytest.mark.parametrize("first_s", [0.0, 0.5])
+def test_what_is_under_way_is_right_after_first_reads_behind_others(first_s):
+    store = Store(mib_per_s=5, latency_s=0.0002)
+    _, limit_bytes, _ = store.settle(first_s=first_s, seconds=10)
+    assert limit_bytes <= 3 * 256 * KIB
+    assert store.read_bytes >= 0.98 * (10 - first_s) * store.rate
+
+
+def test_a_read_that_is_alone_now_and_then_costs_little():
+    store = Store(mib_per_s=200, latency_s=0.02)
+    store.settle(seconds=10)
+    assert store.read_bytes >= 0.93 * 10 * store.rate
 
 
 def test_of_a_store_that_is_far_much_is_read_at_once():

@@ -30,6 +30,8 @@ _GAIN = 2.0
 """Times the bytes that keep the store busy. Source: BBR (Cardwell and others, 2016)."""
 _WINDOW_S = 0.005
 """At least so long the store's rate is measured; longer if a read takes longer."""
+_PROBE_S = 1.0
+"""Now and then a read has the store to itself. BBR's ProbeRTT, more often: a prefetch is short."""
 _MEMORY_S = 0.0001
 """A quicker read comes from memory, and says nothing about the store."""
 
@@ -38,7 +40,8 @@ class UnderWay:
     """Limits the reads under way to what keeps the store busy, and little beyond that.
 
     Other readers of the store wait behind these reads. The store is busy with its rate times the
-    time of a read that waits behind no other; that of the quickest read is taken.
+    time of a read that waits behind no other; that of the quickest read is taken. As reads that are
+    always under way would hide it, one is alone each second.
 
     Concurrency: any number of threads.
 
@@ -66,15 +69,17 @@ class UnderWay:
         self._now = now
         self._since_s = now()
         self._quickest_s = inf
+        self._probe_at_s = now() + _PROBE_S if is_limited else inf
         self._changed = Condition()
 
     @contextmanager
     def piece(self, size_bytes: int) -> Iterator[None]:
         """Wait until a piece may be read; its read is under way within the context."""
         with self._changed:
-            while self._bytes and self._bytes + size_bytes > self.limit_bytes:
+            while not self.has_room(size_bytes):
                 self._changed.wait()
             begun_s = self._now()
+            probes = begun_s >= self._probe_at_s
             if not self._bytes:  # the store was idle
                 self._done_bytes, self._since_s = 0, begun_s
             self._bytes += size_bytes
@@ -86,9 +91,17 @@ class UnderWay:
                 self._done_bytes += size_bytes
                 if self._is_limited:
                     self._note(size_bytes, self._now() - begun_s)
+                if probes:
+                    self._done_bytes, self._since_s = 0, self._now()
+                    self._probe_at_s = self._since_s + _PROBE_S
                 # Not all threads: most would only wait again, and use the job's processors for it.
                 room_bytes = self.limit_bytes - self._bytes
                 self._changed.notify(max(1, room_bytes // self.read_bytes))
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether one more read may begin now."""
+        is_probed = self._now() >= self._probe_at_s
+        return not self._bytes or (self._bytes + size_bytes <= self.limit_bytes and not is_probed)
 
     def _note(self, size_bytes: int, took_s: float) -> None:
         """Adapt to the time of a read, and now and then to the rate."""

@@ -187,7 +187,7 @@ class _Request:
             whose = "" if self._is_named else ", the image of the last start"
             known = f"hot set known: {size} ({self.image}{whose})"
         elif image is not None:
-            known, will = f"{self.image}: no hot set yet", "this start is recorded"
+            known, will = f"{self.image}: no hot set", "this start is recorded"
         elif self.plan is not None:
             which = f"none with {self.image}" if self.image else "without an image"
             known, will = f"{len(self.plan.runs)} earlier starts, {which}", "this one is recorded"

@@ -144,7 +144,7 @@ def _socket(environ: Mapping[str, str]) -> str:
             raise NotFound("this is not a job with --bootseer")
         told = JobFolder.of(settings.load().node.run_dir, int(job_id)).socket
     if not os.path.exists(told):
-        raise NotFound("the job was started without --bootseer")
+        raise NotFound("the job was started without --bootseer: add it to srun, sbatch or #SBATCH")
     return told
 
 

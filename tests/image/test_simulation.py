@@ -580,7 +580,7 @@ MENDS = {
     ),
     "room is asked for before it is used": (
         (BlockKeeper, "_keep"),
-        "if not self._has_room(on_disk(len(data))):",
+        "if not self.has_room(on_disk(len(data))):",
         "if False:",
     ),
 }

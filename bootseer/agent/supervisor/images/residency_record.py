@@ -13,7 +13,7 @@ from bootseer.core.ranges import coalesce, total_bytes
 from bootseer.errors import BootseerError
 from bootseer.image.hot.holdout import HoldoutJudge
 from bootseer.image.hot.recorder import ResidencyRecorder, ResidentPages
-from bootseer.image.hot.trace import COMPLETE, MISSED, PARTIAL, Touch
+from bootseer.image.hot.trace import COMPLETE, MISSED, PARTIAL, UNPACKED, Touch, usage_of
 from bootseer.units import NS_PER_S
 
 SETTLE_S = 2.0
@@ -73,6 +73,10 @@ class WatchedImage(JobImage):
         Raises:
             Unavailable: the pages are no longer watched; earlier touches are kept.
         """
+        if usage_of(COMPLETE, self._recorder.touches) == UNPACKED:
+            # Of a start that reads all of it the kernel has read nothing in vain.
+            self._recorder.close()
+            return self._event(OK)
         self._recorder.touches = self.touched()
         try:
             with trio.move_on_at(deadline) as scope:
@@ -84,18 +88,21 @@ class WatchedImage(JobImage):
             self._recorder.stop_settling()
         else:
             self._recorder.close()
+        return self._event(FALLBACK if scope.cancelled_caught else OK)
+
+    def _event(self, status: str) -> Event:
         touched = self.touched()
         detail = self.summary(touched)
         if not self._recorder.found_cold:
             detail += "; part of the image was in memory before"
-        if scope.cancelled_caught:
+        if status == FALLBACK:
             detail += f"; the kernel's read-ahead was not separated within {SETTLE_S:g} s"
         return Event(
             "image.record",
             self._began_wall_ns,
             time.time_ns(),
             "agent",
-            FALLBACK if scope.cancelled_caught else OK,
+            status,
             bytes=sum(t.stop - t.start for t in touched),
             detail=detail,
         )

@@ -119,9 +119,14 @@ class AccessSelector:
             self._hot_bytes = hot_set.hot_bytes if hot_set is not None else 0
 
     async def _read_first(self) -> None:
-        """Read the leading bytes that every start reads, to measure the store."""
+        """Read three blocks that every start reads, to measure the store.
+
+        One read says little: on a busy node it may wait longer for a processor than for the store.
+        """
+        last = self._blocks.manifest.blocks - 1
         with suppress(BootseerError):  # the next reader gets the error
-            await self._blocks.read(0, 1)
+            for index in dict.fromkeys((0, last, max(0, last - 1))):
+                await self._blocks.read(self._blocks.manifest.block_range(index).start, 1)
 
     async def _find_source_file(self) -> None:
         """Check whether this node has the file that the image was added from, and measure it.

@@ -70,6 +70,7 @@ class ImagePrefetch:
         self._prefetch: Prefetch | None = None
         self._yields = False
         self._has_stopped = False
+        self._without_hot_set = "this start is recorded"
 
     def hold(self, *, is_held: bool) -> None:
         """Pause or resume the prefetch."""
@@ -92,7 +93,10 @@ class ImagePrefetch:
             await task.channel.send(MountImage(path))
             return "the image of the last start is served"
         if not path:
-            return "no image is known for this key: give --bootseer-image=PATH once"
+            return (
+                "no image is known for this key yet: one that Pyxis gives a step is recorded, "
+                "another if --bootseer-image=PATH names it"
+            )
         try:
             async with task.stage("image.identify") as report:
                 opened = await task.opened(path)
@@ -109,7 +113,7 @@ class ImagePrefetch:
         hot_set = None if job.record_only else await self._hot_set(store, identity)
         if hot_set is None:
             # The agent takes its first sample before it reads the next message.
-            return "this start is recorded"
+            return self._without_hot_set
         return await self._read_ahead(image, identity, hot_set)
 
     async def _served_image(self, store: Store) -> str:
@@ -122,13 +126,13 @@ class ImagePrefetch:
         hot_set = None if self._task.job.record_only else await self._hot_set(store, identity)
         if self._task.job.image.startswith(ENVIRONMENT):
             if hot_set is None:
-                return "this start is recorded"
+                return self._without_hot_set
             return await self._read_files(path, partial(self._hot_content, store), hot_set, AHEAD)
         image = await trio.to_thread.run_sync(open_served, path, size_bytes)
         await self._task.channel.send(ServedImageOpened())
         if hot_set is None:
             await self._read_leading(image, identity)
-            detail = "this start is recorded"
+            detail = self._without_hot_set
         elif served.tree:
 
             async def find(hot: list[ByteRange]) -> list[HotFile]:
@@ -206,7 +210,10 @@ class ImagePrefetch:
                     report.bytes = hot_set.hot_bytes
                     report.detail = f"{len(hot_set.ranges)} ranges of {len(hot_set.runs)} runs"
                     if not hot_set.ranges:
-                        report.detail = "starts read nearly all of it: nothing is prefetched"
+                        report.detail = self._without_hot_set = (
+                            "starts read nearly all of the image, as unpacking does: "
+                            "nothing is prefetched"
+                        )
                         hot_set = None
         except Closed:
             raise

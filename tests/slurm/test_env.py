@@ -1,7 +1,6 @@
 """Environments on a real cluster: captured by one node, on all others without the command."""
 
 import json
-import os
 import shlex
 from functools import partial
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bootseer.cli.terminal.console import new_table, plain
+from bootseer.cli.terminal.console import UNLIMITED, new_table, plain
 from bootseer.core.event import FALLBACK
 from bootseer.startup.report import NodeStages, Report, Stage
 from bootseer.units import format_duration, format_size
@@ -88,13 +88,14 @@ def _table(console: Console, nodes: Sequence[NodeStages]) -> Table:
             table.add_row(
                 plain(node.node if index == 0 else ""),
                 plain(stage.stage, "yellow" if stage.status == FALLBACK else ""),
-                f"{stage.start_s:.2f} s",
-                format_duration(stage.seconds) if stage.end_s > stage.start_s else "",
-                format_size(stage.bytes) if stage.bytes else "",
+                plain(f"{stage.start_s:.2f} s"),
+                plain(format_duration(stage.seconds) if stage.end_s > stage.start_s else ""),
+                plain(format_size(stage.bytes) if stage.bytes else ""),
                 plain(stage.detail, "dim"),
             )
     # Only then the last column gives way; else lines would end in blanks.
-    table.expand = console.measure(table).maximum >= console.width
+    is_limited = console.width < UNLIMITED
+    table.expand = is_limited and console.measure(table).maximum >= console.width
     return table
 
 
@@ -110,22 +111,24 @@ def _timeline(console: Console, nodes: Sequence[NodeStages], scale_s: float) -> 
     width = max(20, min(console.width, 120) - _LABEL_CHARS - 12)
     if scale_s <= 0:
         return
+    lines = []
     for node in nodes:
         for stage in node.stages:
             is_of_start = node.ready_s is None or stage.start_s <= node.ready_s
             if stage.end_s > stage.start_s and is_of_start:
-                console.print(_bar(node.node, stage, width, scale_s))
+                lines.append(_bar(node.node, stage, width, scale_s))
         if node.ready_s is not None:
             at = min(width - 1, round(node.ready_s / scale_s * width))
-            console.print(
+            lines.append(
                 Text.assemble(
                     plain(f"{node.node:<6}{'ready':<{_LABEL_CHARS}}"),
                     " " * at,
                     ("▲", "bold"),
                     f" {node.ready_s:.2f} s",
-                ),
-                no_wrap=True,
+                )
             )
+    if lines:
+        console.print(Text("\n").join(lines), no_wrap=True)
 
 
 def _bar(node: str, stage: Stage, width: int, scale_s: float) -> Text:

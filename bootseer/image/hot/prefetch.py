@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,10 +27,16 @@ _SMALL_BYTES = 256 * KIB
 """The smallest read while others use the store: smaller ones cost more processor time."""
 _READ_S = 0.002
 """For one read of a near store: a start that reads meanwhile waits for two of them at most."""
-_GAIN = 2.0
-"""Times the bytes that keep the store busy. Source: BBR (Cardwell and others, 2016)."""
+_GAIN = 3.0
+"""Times the bytes that keep the store busy. BBR (Cardwell and others, 2016) takes 2; a kernel that
+makes several requests of a read, one after another, has fewer under way than are counted."""
 _WINDOW_S = 0.005
-"""At least so long the store's rate is measured; longer if a read takes longer."""
+_WINDOW_READS = 8
+_WINDOW_LATENCIES = 4
+"""At least so long the store's rate is measured: with fewer reads it is a matter of chance."""
+_WINDOWS = 10
+"""The rate is the highest of so many, as BBR's. The last alone would be low after reads that were
+late, with fewer reads under way it would stay low, and the limit would go down to two reads."""
 _PROBE_S = 1.0
 """Now and then a read has the store to itself. BBR's ProbeRTT, more often: a prefetch is short."""
 _MEMORY_S = 0.0001
@@ -68,6 +75,8 @@ class UnderWay:
         self._done_bytes = 0
         self._now = now
         self._since_s = now()
+        self._reads = 0
+        self._rates: deque[float] = deque(maxlen=_WINDOWS)
         self._quickest_s = inf
         self._probe_at_s = now() + _PROBE_S if is_limited else inf
         self._changed = Condition()
@@ -81,7 +90,7 @@ class UnderWay:
             begun_s = self._now()
             probes = begun_s >= self._probe_at_s
             if not self._bytes:  # the store was idle
-                self._done_bytes, self._since_s = 0, begun_s
+                self._begin_window(begun_s)
             self._bytes += size_bytes
         try:
             yield
@@ -89,10 +98,11 @@ class UnderWay:
             with self._changed:
                 self._bytes -= size_bytes
                 self._done_bytes += size_bytes
+                self._reads += 1
                 if self._is_limited:
                     self._note(size_bytes, self._now() - begun_s)
                 if probes:
-                    self._done_bytes, self._since_s = 0, self._now()
+                    self._begin_window(self._now())
                     self._probe_at_s = self._since_s + _PROBE_S
                 # Not all threads: most would only wait again, and use the job's processors for it.
                 room_bytes = self.limit_bytes - self._bytes
@@ -107,15 +117,22 @@ class UnderWay:
         """Adapt to the time of a read, and now and then to the rate."""
         if size_bytes >= _SMALL_BYTES and took_s > _MEMORY_S:
             self._quickest_s = min(self._quickest_s, took_s)
-        passed_s = self._now() - self._since_s
-        if passed_s < _WINDOW_S or passed_s < 2 * self._quickest_s < inf:
+        now_s = self._now()
+        passed_s = now_s - self._since_s
+        if self._reads < _WINDOW_READS or passed_s < _WINDOW_S:
             return
-        rate = self._done_bytes / passed_s
-        self._done_bytes, self._since_s = 0, self._now()
+        if passed_s < _WINDOW_LATENCIES * self._quickest_s < inf:
+            return
+        self._rates.append(self._done_bytes / passed_s)
+        rate = max(self._rates)
+        self._begin_window(now_s)
         busy_bytes = min(_GAIN * rate * self._quickest_s, self._streams * PIECE_BYTES)
         read_bytes = max(rate * _READ_S, busy_bytes / self._streams)
         self.read_bytes = min(ceil(read_bytes / _SMALL_BYTES) * _SMALL_BYTES, PIECE_BYTES)
         self.limit_bytes = max(int(busy_bytes), 2 * self.read_bytes)
+
+    def _begin_window(self, now_s: float) -> None:
+        self._done_bytes, self._reads, self._since_s = 0, 0, now_s
 
 
 class Prefetch:

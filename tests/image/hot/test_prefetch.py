@@ -230,9 +230,9 @@ def test_where_nobody_else_reads_all_streams_read_large_pieces():
 @pytest.mark.parametrize(
     ("streams", "took_s", "count", "found"),
     [
-        (1, 1 / 16, 1, FIRST),  # one read says nothing of the rate
-        (1, 1 / 16, 2, (512 * KIB, MIB)),  # 4 MiB/s, and twice what they bring in 1/16 s
-        (2, 1 / 16, 2, (256 * KIB, 512 * KIB)),
+        (1, 1 / 16, 7, FIRST),  # seven reads say little of the rate
+        (1, 1 / 16, 8, (768 * KIB, 1536 * KIB)),  # 4 MiB/s, and three times what 1/16 s brings
+        (2, 1 / 16, 8, (512 * KIB, MIB)),
         (16, 2**-11, 10, FIRST),
         (16, 2**-11, 11, (MIB, 2 * MIB)),  # more than 5 ms, in which 512 MiB/s bring much
     ],
@@ -241,18 +241,20 @@ def test_what_is_under_way_follows_what_reads_take(streams, took_s, count, found
     assert Reads(streams).read(256 * KIB, took_s, count) == found
 
 
-def test_a_rate_is_that_of_the_last_while():
+def test_a_rate_is_the_highest_of_the_last_while():
+    """After ten windows the good one is forgotten."""
     reads = Reads(1)
     with reads.under_way.piece(1):
-        assert reads.read(256 * KIB, 1 / 16, 2) == (512 * KIB, MIB)
-        assert reads.read(256 * KIB - 1, 1 / 8) == (256 * KIB, 512 * KIB)
+        assert reads.read(256 * KIB, 1 / 16, 8) == (768 * KIB, 1536 * KIB)
+        assert reads.read(256 * KIB - 1, 1 / 8, 9 * 8) == (768 * KIB, 1536 * KIB)
+        assert reads.read(256 * KIB - 1, 1 / 8, 8) == (512 * KIB, MIB)
 
 
 def test_only_of_reads_that_are_long_enough_it_is_known_what_one_takes():
     """As long as it is not, all streams read."""
-    assert Reads(4).read(256 * KIB - 1, 0.005) == (MIB, 4 * MIB)
-    assert Reads(4).read(256 * KIB - 1, 0.0049) == FIRST
-    assert Reads(4).read(256 * KIB, 0.005) == FIRST
+    assert Reads(4).read(256 * KIB - 1, 0.005, 8) == (MIB, 4 * MIB)
+    assert Reads(4).read(256 * KIB - 1, 0.005, 7) == FIRST
+    assert Reads(4).read(256 * KIB, 0.005, 8) == (256 * KIB, 768 * KIB)
 
 
 def test_where_the_kernel_does_not_say_what_is_locked_nothing_is(monkeypatch):

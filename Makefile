@@ -70,6 +70,9 @@ bench-ckpt: venv ## measure reads and writes of checkpoints in HDFS
 bench-image: venv ## measure starts from an image in a slow store, in every access mode
 	@$(BIN)/bootseer dev bench-image $(ARGS)
 
+bench-scale: venv ## count what jobs of many nodes ask of the NameNode
+	@$(BIN)/bootseer dev bench-scale $(ARGS)
+
 bench-env: venv ## measure an environment on all nodes of a job, in every mode
 	@$(BIN)/bootseer dev bench-env $(ARGS)
 
@@ -121,7 +124,7 @@ fmt: venv ## format Python and C
 clean: ## remove everything built, including images and the virtual environment
 	@rm -rf build dev/build $(VENV) *.egg-info dev/*.egg-info
 
-.PHONY: help deps venv test test-quick test-slurm root packages test-packages demo demo-hdfs bench bench-ckpt bench-image bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch docs check lint types contracts fmt clean
+.PHONY: help deps venv test test-quick test-slurm root packages test-packages demo demo-hdfs bench bench-ckpt bench-image bench-scale bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch docs check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

@@ -44,7 +44,7 @@ async def image_names(store: Store) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
     for info in await store.list(PLANS):
         try:
-            plan = decode(await read_all(store, info.name, MAX_BYTES), info.name)
+            plan = decode(await read_all(store, info.name, MAX_BYTES, info), info.name)
         except (Corrupt, NotFound, UnknownVersion):
             continue
         for image in plan.images:

@@ -18,7 +18,8 @@ import trio
 
 from bootseer.core.event import VERSION, Event, from_json
 from bootseer.core.fields import Fields
-from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound, UnknownVersion
+from bootseer.errors import BootseerError, Corrupt, NotFound, UnknownVersion
+from bootseer.parallel import for_each
 from bootseer.store.api.base import ObjectInfo, Store, publish, read_all
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -33,6 +34,10 @@ DROPPED = 4
 """Of these, the oldest: that one of the newer half is among them happens once in 700,000 times."""
 TEMPORARY_S = 86400.0
 """No writer of ours is at work for longer."""
+
+_RUNS = "runs"
+_AT_ONCE = 16
+"""Files that are read at once."""
 
 _SCHEMA = pa.schema(
     [
@@ -107,29 +112,28 @@ async def publish_events(store: Store, node_run: NodeRun) -> str:
     table = table.replace_schema_metadata({_METADATA_KEY: json.dumps(about).encode()})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
-    name = f"runs/{node_run.run}/{node_run.node}-{node_run.started_ns:020d}.parquet"
+    name = f"{_RUNS}/{node_run.run}/{node_run.node}-{node_run.started_ns:020d}.parquet"
     await publish(store, name, sink.getvalue().to_pybytes())
     return name
 
 
 async def drop_old_runs(store: Store) -> None:
-    """Keep the newest RUNS_KEPT runs; then remove what writers that died have left.
+    """Keep the newest RUNS_KEPT runs; then remove what writers that died have left in a folder.
 
-    Only some of the starts have anything to do: a folder is dropped when SPARE_RUNS have come.
+    Only some of the starts have anything to do: folders are dropped when SPARE_RUNS have come. It
+    may be cancelled: the oldest are dropped first, and a later call drops the others.
 
     Concurrency: nodes that do this at once get in no other's way.
     """
-    runs = await store.list("runs")
+    runs = await store.list(_RUNS)
     if len(runs) <= RUNS_KEPT + SPARE_RUNS:
         return
     for old in await _oldest(store, runs):
-        with suppress(
-            NotFound, Conflict
-        ):  # another node was first; or something of others is in it
-            for info in await store.list(old):
-                await store.delete(info.name)
-            await store.delete(old)
-    await store.reap_temporaries(TEMPORARY_S)
+        with suppress(NotFound):  # another node was first
+            await store.delete_tree(old)
+    others = [info.name for info in await store.list() if info.is_folder and info.name != _RUNS]
+    if others:
+        await store.reap_temporaries(TEMPORARY_S, random.choice(others))
 
 
 async def _oldest(store: Store, runs: list[ObjectInfo]) -> list[str]:
@@ -165,11 +169,14 @@ async def read_run(store: Store, run: str) -> list[NodeRun]:
         Corrupt: a file is damaged.
     """
     latest: dict[str, NodeRun] = {}
-    for info in await store.list(f"runs/{run}"):
-        node_run = _decode(await read_all(store, info.name, MAX_BYTES), info.name)
+
+    async def read(info: ObjectInfo) -> None:
+        node_run = _decode(await read_all(store, info.name, MAX_BYTES, info), info.name)
         known = latest.get(node_run.node)
         if known is None or node_run.started_ns > known.started_ns:
             latest[node_run.node] = node_run
+
+    await for_each(await store.list(f"{_RUNS}/{run}"), read, _AT_ONCE)
     if not latest:
         raise NotFound(f"no events of run {run} in {store.url}")
     return [latest[node] for node in sorted(latest)]
@@ -179,7 +186,7 @@ async def runs_of_job(store: Store, job: int) -> list[str]:
     """Name the runs of a job id, which several clusters may have used."""
     return [
         name
-        for name in (info.name.rsplit("/", 1)[-1] for info in await store.list("runs"))
+        for name in (info.name.rsplit("/", 1)[-1] for info in await store.list(_RUNS))
         if name.rsplit(".", 1)[-1] == str(job)
     ]
 

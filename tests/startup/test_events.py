@@ -71,15 +71,27 @@ async def test_old_runs_are_dropped(monkeypatch):
     monkeypatch.setattr(run_events, "RUNS_KEPT", 2)
     monkeypatch.setattr(run_events, "SPARE_RUNS", 2)
     store = MemoryStore()
-    await store.mkdir("runs/c.1/other")  # not ours: neither dropped nor in the way
-    await publish(store, "runs/c.1/other/object", b"")
     left = []
     for number in range(6):
         await publish_events(store, node_run("n1", run=f"c.{number}"))
         await drop_old_runs(store)
         left.append([int(info.name[-1]) for info in await store.list("runs")])
     assert left[3] == [0, 1, 2, 3]
-    assert left[4:] == [[1, 3, 4], [1, 3, 4, 5]]
+    assert left[4:] == [[3, 4], [3, 4, 5]]
+
+
+async def test_what_dead_writers_have_left_is_dropped_from_one_folder_at_a_time(monkeypatch):
+    monkeypatch.setattr(run_events, "RUNS_KEPT", 0)
+    monkeypatch.setattr(run_events, "SPARE_RUNS", 0)
+    monkeypatch.setattr(run_events, "TEMPORARY_S", 0)
+    store = FlakyStore(MemoryStore(), lambda *_: False)
+    for folder in ("hot", "plans"):
+        await publish(store, f"{folder}/object", b"")
+    for number in range(40):  # in one of 10^12 cases one of the two is not drawn
+        await publish_events(store, node_run("n1", run=f"c.{number}"))
+        await drop_old_runs(store)
+    reaped = [call[1] for call in store.calls if call[0] == "reap_temporaries"]
+    assert len(reaped) == 40 and set(reaped) == {"hot", "plans"}
 
 
 class Timeless(WrappedStore):
@@ -112,7 +124,7 @@ async def test_of_many_runs_without_a_time_few_are_looked_into(monkeypatch):
     store.calls.clear()
     await drop_old_runs(store)
     lists = [c[0] for c in store.calls].count("list")
-    assert lists == 1 + run_events.LOOKED_AT + run_events.DROPPED
+    assert lists == 2 + run_events.LOOKED_AT
     left = {int(info.name.rpartition(".")[2]) for info in await store.list("runs")}
     assert len(left) == 100 - run_events.DROPPED
     assert left >= set(range(80, 100))

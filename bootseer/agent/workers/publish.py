@@ -5,7 +5,7 @@ Each part is published independently: a trace that cannot be written does not bl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -26,11 +26,18 @@ from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.warm_plan import PlannedImage, PlannedName, PlannedRun, WarmPlan
 from bootseer.errors import BootseerError, Closed, Corrupt
 from bootseer.image.hot.hotset import DOUBTS
-from bootseer.image.hot.repository import is_among, publish_trace, read_hot_set, rebuild
+from bootseer.image.hot.repository import (
+    is_among,
+    is_to_merge,
+    publish_trace,
+    read_hot_set,
+    rebuild,
+)
 from bootseer.image.hot.trace import (
     COMPLETE,
     KINDS,
     MAX_TOUCHES,
+    MISSED,
     Trace,
     join_touches,
     usage_of,
@@ -45,10 +52,19 @@ FIRST_ANSWER_S = 2.0
 """An epilog holds its node."""
 _SPARES = 3
 """Spare nodes per recording node: they publish a trace if no recording node has."""
+_PLAN_WRITERS = 2
+"""Of a job's nodes, besides those that merge: a job may record no image, and a node may be dead."""
+_NEGLIGIBLE = 0.001
+"""Of an image: what a warm start has missed changes nothing, if it is no more than this."""
+_HANDFUL = 16
+"""Ranges."""
 
 
 async def run(task: Task) -> None:
-    """Publish traces, hot sets, the warm plan and, last, the events.
+    """Publish traces, the warm plan, the events and hot sets.
+
+    Every node publishes its own events. Traces are published by some nodes of a job, and of those,
+    the first and the last merge them and write the plan, see `_traces`.
 
     The result tells the agent whether the events are in the store, and which waiting runs must stay
     on the node for the user's next job.
@@ -56,38 +72,51 @@ async def run(task: Task) -> None:
     recording = await task.channel.receive_only()
     if not isinstance(recording, PublishRecording):
         raise unexpected(recording)
+    images = _joined(recording.images)
     try:
         store = task.watched_store(FIRST_ANSWER_S)
-        job, count = task.job, task.config.image.traces_per_run
-        is_first = is_among(count, job.nodes, job.node_index)
-        planned = await _record_all(task, store, recording.images, count if is_first else 0)
-        await _plan(task, store, recording, planned)
+        merged = await _traces(task, store, images)
+        writes_plan = bool(merged) or is_among(_PLAN_WRITERS, task.job.nodes, task.job.node_index)
+        hot_bytes: dict[str, int] = {}
+        if writes_plan:
+            hot_bytes = {image.digest: await _hot_bytes(store, image.digest) for image in images}
+            await _plan(task, store, recording, hot_bytes)
         await _reads(task, store, recording)
-        if not is_first and is_among(count * (1 + _SPARES), job.nodes, job.node_index):
-            planned = await _record_all(task, store, recording.images, 1)
+        # Before the merge, which an epilog may have no time for.
+        waiting = await _events(task, store)
+        if merged:
+            hot_bytes |= {digest: await _merge(task, store, digest) for digest in merged}
+            waiting = await _events(task, store)
     except Closed:
         raise
     except BootseerError as error:
         await task.channel.send(Published(False, str(error), []))
         return
-    # The agent has received the stages above and sends the whole list back.
+    left, detail = await _publish_waiting(store, waiting)
+    await task.channel.send(Published(True, detail, left))
+    # The agent waits only briefly for this; a later run removes the rest.
+    if writes_plan:
+        with suppress(BootseerError):
+            # A concurrent writer may not have read it.
+            await _add_run(task, store, recording, hot_bytes)
+    if not task.job.node_index:
+        with suppress(BootseerError):
+            await drop_old_runs(store)
+
+
+async def _events(task: Task, store: Store) -> list[dict[str, object]]:
+    """Publish this run's events so far; returns the runs that wait on the node.
+
+    Raises:
+        BootseerError: they are not in the store.
+    """
+    # The agent has received the stages so far and sends the whole list back.
     await task.channel.send(EventsWanted())
     events = await task.channel.receive_only()
     if not isinstance(events, PublishEvents):
         raise unexpected(events)
-    try:
-        await publish_events(store, _node_run(events.run))
-    except BootseerError as error:
-        await task.channel.send(Published(False, str(error), []))
-        return
-    left, detail = await _publish_waiting(store, events.waiting)
-    await task.channel.send(Published(True, detail, left))
-    # The agent waits only briefly for this; a later run removes the rest.
-    with suppress(BootseerError):
-        await _add_run(task, store, recording, planned)  # a concurrent writer may not have read it
-    if not task.job.node_index:
-        with suppress(BootseerError):
-            await drop_old_runs(store)
+    await publish_events(store, _node_run(events.run))
+    return events.waiting
 
 
 def _joined(images: Sequence[RecordedImage]) -> list[RecordedImage]:
@@ -111,59 +140,97 @@ def _join(one: RecordedImage, other: RecordedImage) -> RecordedImage:
     )
 
 
-async def _record_all(
-    task: Task, store: Store, images: Sequence[RecordedImage], count: int
-) -> tuple[PlannedImage, ...]:
-    """Publish the images' recordings; returns their entries for the plan.
+async def _traces(task: Task, store: Store, images: Sequence[RecordedImage]) -> list[str]:
+    """Publish traces if this node is one of those that do.
+
+    Recording nodes are spread over the job. Their spare nodes publish a trace if none of them has:
+    a step on a few nodes may use an image that no other does.
+
+    Returns:
+        Digests of the images whose traces this node merges. The first and the last node of a start
+        to publish do, whichever they are: none needs to be waited for.
+    """
+    job, count = task.job, task.config.image.traces_per_run
+    if is_among(count, job.nodes, job.node_index):
+        enough = count
+    elif is_among(count * (1 + _SPARES), job.nodes, job.node_index):
+        enough = 1
+    else:
+        return []
+    last = min(enough, job.nodes or 1)
+    return [
+        image.digest
+        for image in images
+        if _is_news(image) and await _publish(task, store, image, enough, last)
+    ]
+
+
+def _is_news(image: RecordedImage) -> bool:
+    """Whether a recording says more than that a start has missed next to nothing."""
+    if image.kind != MISSED or image.holdout:
+        return bool(image.touches or image.holdout)
+    missed_bytes = sum(touch.stop - touch.start for touch in image.touches)
+    is_little = missed_bytes <= image.size_bytes * _NEGLIGIBLE
+    return bool(image.touches) and not (is_little and len(image.touches) <= _HANDFUL)
+
+
+async def _hot_bytes(store: Store, digest: str) -> int:
+    """Return the size of an image's hot set in bytes, 0 if there is none that can be read."""
+    try:
+        hot_set = await read_hot_set(store, digest)
+    except Closed:
+        raise
+    except BootseerError:
+        return 0
+    return hot_set.hot_bytes if hot_set else 0
+
+
+async def _publish(
+    task: Task, store: Store, image: RecordedImage, enough: int, expected: int
+) -> bool:
+    """Publish an image's trace; returns whether this node is to merge its traces.
 
     Args:
         task: the worker's task.
         store: the user's store.
-        images: the recorded images.
-        count: number of nodes of this start whose traces are enough.
+        image: the recording.
+        enough: number of nodes of this start whose traces are enough.
+        expected: number of its nodes that publish theirs.
     """
-    hot_bytes = {i.digest: await _record(task, store, i, count) for i in _joined(images)}
-    return tuple(_planned(i, hot_bytes[i.digest]) for i in images)
-
-
-async def _record(task: Task, store: Store, image: RecordedImage, count: int) -> int:
-    """Publish an image's recording; returns the size of its hot set in bytes."""
     try:
-        is_recorded = image.touches or image.holdout
-        if count and is_recorded and await _publish(task, store, image, count):
-            return await _merge(task, store, image.digest)
-        hot_set = await read_hot_set(store, image.digest)
+        async with task.stage("trace.publish") as report:
+            trace = _trace(task, image)
+            report.bytes = sum(t.stop - t.start for t in trace.touches)
+            report.detail = f"{len(trace.touches)} ranges"
+            if await publish_trace(store, trace, enough):
+                return await is_to_merge(store, trace, expected)
+            report.detail = "enough nodes of this run have published theirs"
+    except Closed:
+        raise
+    except BootseerError:
+        pass  # reported as a fallback by its stage
+    return False
+
+
+async def _merge(task: Task, store: Store, digest: str) -> int:
+    """Merge an image's traces; returns the size of its hot set in bytes."""
+    try:
+        async with task.stage("hotset.merge") as report:
+            merged = await rebuild(store, digest, task.config.image.runs_kept)
+            hot_bytes = merged.hot_set.hot_bytes
+            report.bytes = hot_bytes
+            report.detail = f"{merged.traces} traces, hot {format_size(hot_bytes)}"
+            if doubts := merged.hot_set.doubts:
+                report.detail += f"; {doubts} starts in a row read little of the hot set"
+                if doubts >= DOUBTS:
+                    report.detail += ": their earlier recordings are discarded"
+            if not hot_bytes:
+                report.detail = "nearly all was read, as by unpacking: no hot set"
+            return hot_bytes
     except Closed:
         raise
     except BootseerError:
         return 0  # reported as a fallback by its stage
-    return hot_set.hot_bytes if hot_set else 0
-
-
-async def _publish(task: Task, store: Store, image: RecordedImage, count: int) -> bool:
-    async with task.stage("trace.publish") as report:
-        trace = _trace(task, image)
-        report.bytes = sum(t.stop - t.start for t in trace.touches)
-        kept = await publish_trace(store, trace, count)
-        report.detail = f"{len(trace.touches)} ranges"
-        if not kept:
-            report.detail = "enough nodes of this run have published theirs"
-        return kept
-
-
-async def _merge(task: Task, store: Store, digest: str) -> int:
-    async with task.stage("hotset.merge") as report:
-        merged = await rebuild(store, digest, task.config.image.runs_kept)
-        hot_bytes = merged.hot_set.hot_bytes
-        report.bytes = hot_bytes
-        report.detail = f"{merged.traces} traces, hot {format_size(hot_bytes)}"
-        if doubts := merged.hot_set.doubts:
-            report.detail += f"; {doubts} starts in a row read little of the hot set"
-            if doubts >= DOUBTS:
-                report.detail += ": their earlier recordings are discarded"
-        if not hot_bytes:
-            report.detail = "nearly all was read, as by unpacking: no hot set"
-        return hot_bytes
 
 
 def _planned(image: RecordedImage, hot_bytes: int) -> PlannedImage:
@@ -193,9 +260,16 @@ def _trace(task: Task, image: RecordedImage) -> Trace:
 
 
 async def _add_run(
-    task: Task, store: Store, recording: PublishRecording, images: tuple[PlannedImage, ...]
+    task: Task, store: Store, recording: PublishRecording, hot_bytes: Mapping[str, int]
 ) -> WarmPlan:
+    """Add the run to the plan.
+
+    Args:
+        task, store, recording: of the run.
+        hot_bytes: sizes of hot sets, by the images' digests.
+    """
     job = task.job
+    images = tuple(_planned(image, hot_bytes[image.digest]) for image in recording.images)
     run = PlannedRun(job.run, job.job_id, recording.kind, job.started_ns)
     names = tuple(
         PlannedName(image.path, image.content)
@@ -206,11 +280,11 @@ async def _add_run(
 
 
 async def _plan(
-    task: Task, store: Store, recording: PublishRecording, images: tuple[PlannedImage, ...]
+    task: Task, store: Store, recording: PublishRecording, hot_bytes: Mapping[str, int]
 ) -> None:
     try:
         async with task.stage("plan.write") as report:
-            plan = await _add_run(task, store, recording, images)
+            plan = await _add_run(task, store, recording, hot_bytes)
             report.detail = f"key {task.job.key}: {len(plan.runs)} runs"
     except Closed:
         raise

@@ -15,10 +15,14 @@ from bootseer.image.hot import hotset
 from bootseer.image.hot import trace as trace_format
 from bootseer.image.hot.hotset import HotSet
 from bootseer.image.hot.trace import Trace
-from bootseer.store.api.base import Store, publish, read_all
+from bootseer.parallel import for_each
+from bootseer.store.api.base import ObjectInfo, Store, publish, read_all
 
 _ROUNDS = 10
 """Of a merge: while the tasks of a job array end, new traces may come each time."""
+
+_AT_ONCE = 16
+"""Traces that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,26 @@ async def publish_trace(store: Store, trace: Trace, traces_per_run: int) -> bool
         Whether it was published.
     """
     folder = f"traces/{trace.digest}"
-    names = [info.name.rpartition("/")[2] for info in await store.list(folder)]
-    if not trace.holdout and sum(_is_of_start(name, trace) for name in names) >= traces_per_run:
+    if not trace.holdout and len(await _of_start(store, folder, trace)) >= traces_per_run:
         return False
     await publish(store, _name(folder, trace), trace.encode())
     return True
+
+
+async def is_to_merge(store: Store, trace: Trace, nodes: int) -> bool:
+    """Whether the node that has published a trace is to merge: the first and the last of a start.
+
+    So no node has to be waited for, and of nodes that publish at once not all merge the same.
+
+    Args:
+        store: the user's store.
+        trace: the node's, in the store.
+        nodes: that are expected to publish one.
+    """
+    folder = f"traces/{trace.digest}"
+    found = await _of_start(store, folder, trace)
+    in_order = [info.name for info in sorted(found, key=lambda info: (info.mtime_ns, info.name))]
+    return _name(folder, trace) in in_order[:1] + (in_order[-1:] if len(found) >= nodes else [])
 
 
 async def rebuild(store: Store, digest: str, runs_kept: int) -> MergeResult:
@@ -94,36 +113,39 @@ async def rebuild(store: Store, digest: str, runs_kept: int) -> MergeResult:
     folder = f"traces/{digest}"
     known: dict[str, Trace | None] = {}  # None: it is no trace of this image
     newer: set[str] = set()
-    for _ in range(_ROUNDS):
-        names = await _trace_names(store, folder)
-        for name in names:
-            if name in known or name in newer:
-                continue
+
+    async def read(info: ObjectInfo) -> None:
+        with suppress(NotFound):
             try:
-                known[name] = await _read_trace(store, folder, digest, name)
+                known[info.name] = await _read_trace(store, folder, digest, info)
             except UnknownVersion:
-                newer.add(name)  # nodes with the newer version need it
+                newer.add(info.name)  # nodes with the newer version need it
             except Corrupt:
-                known[name] = None
-            except NotFound:
-                continue
+                known[info.name] = None
+
+    for _ in range(_ROUNDS):
+        infos = await _list_traces(store, folder)
+        names = [info.name for info in infos]
+        unread = [info for info in infos if info.name not in known and info.name not in newer]
+        await for_each(unread, read, _AT_ONCE)
         traces = [trace for name in names if (trace := known.get(name)) is not None]
         use, old = hotset.sort_out(traces, runs_kept)
         if not use:
             raise NotFound(f"{folder}: no trace to merge")
         hot_set = hotset.merge(digest, use)
         await publish(store, hot_set_name(digest), hot_set.encode())
-        if await _trace_names(store, folder) == names:
+        if [info.name for info in await _list_traces(store, folder)] == names:
             keep = newer | {_name(folder, t) for t in use} - {_name(folder, t) for t in old}
             await _clear(store, folder, names, keep, old)
             break
     return MergeResult(hot_set, len(use))
 
 
-async def _read_trace(store: Store, folder: str, digest: str, name: str) -> Trace | None:
+async def _read_trace(store: Store, folder: str, digest: str, info: ObjectInfo) -> Trace | None:
     """Read a trace; None if it is of another image, or has the wrong name."""
-    trace = trace_format.decode(await read_all(store, name, trace_format.MAX_BYTES), name)
-    return trace if trace.digest == digest and name == _name(folder, trace) else None
+    data = await read_all(store, info.name, trace_format.MAX_BYTES, info)
+    trace = trace_format.decode(data, info.name)
+    return trace if trace.digest == digest and info.name == _name(folder, trace) else None
 
 
 async def _clear(
@@ -140,19 +162,24 @@ async def _clear(
                 await store.delete(name)
 
 
-async def _trace_names(store: Store, folder: str) -> list[str]:
-    return [info.name for info in await store.list(folder) if not info.is_folder]
+async def _list_traces(store: Store, folder: str) -> list[ObjectInfo]:
+    return [info for info in await store.list(folder) if not info.is_folder]
 
 
 def _name(folder: str, trace: Trace) -> str:
     return f"{folder}/{trace.started_ns:020d}-{trace.run}-{trace.node}.trace"
 
 
-def _is_of_start(name: str, trace: Trace) -> bool:
-    """Whether a name in the folder is a trace's of the same start."""
-    started, _, rest = name.partition("-")
-    return (
-        started.isdecimal()
-        and abs(int(started) - trace.started_ns) <= SAME_START_NS
-        and rest.startswith(f"{trace.run}-")
-    )
+async def _of_start(store: Store, folder: str, trace: Trace) -> list[ObjectInfo]:
+    """List the traces of the same start."""
+
+    def is_of_start(name: str) -> bool:
+        started, _, rest = name.partition("-")
+        return (
+            started.isdecimal()
+            and abs(int(started) - trace.started_ns) <= SAME_START_NS
+            and rest.startswith(f"{trace.run}-")
+        )
+
+    found = await _list_traces(store, folder)
+    return [info for info in found if is_of_start(info.name.rpartition("/")[2])]

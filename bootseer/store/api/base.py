@@ -424,13 +424,21 @@ class Placement(Protocol):
         """
 
 
-async def read_all(store: Store, name: str, limit_bytes: int) -> bytes:
+async def read_all(
+    store: Store, name: str, limit_bytes: int, known: ObjectInfo | None = None
+) -> bytes:
     """Read a whole object that ought to be small.
+
+    Args:
+        store: that it is in.
+        name: of the object.
+        limit_bytes: the most that make sense.
+        known: what a listing says of it, which saves calls; see `Store.open`.
 
     Raises:
         Corrupt: the object is larger than `limit_bytes`; nothing of it was read.
     """
-    async with store.open(name) as reader:
+    async with store.open(name, known=known) as reader:
         if reader.size_bytes > limit_bytes:
             raise Corrupt(
                 f"{name!r} in {store.url} has {reader.size_bytes} bytes where at most "

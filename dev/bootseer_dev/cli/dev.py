@@ -166,6 +166,31 @@ def bench_harm(rounds: int, only: tuple[str, ...], build_dir: Path) -> None:
     run_harm_bench(HarmSpec(rounds, only, build_dir), console())
 
 
+@dev.command("bench-scale")
+@click.option(
+    "--nodes",
+    multiple=True,
+    default=(1, 4, 16, 48),
+    show_default=True,
+    help="Of a job.  [repeatable]",
+)
+@click.option("--starts", default=3, show_default=True, help="Of each job.")
+@common.build_dir("For Hadoop's jars and the figures.")
+def bench_scale(nodes: tuple[int, ...], starts: int, build_dir: Path) -> None:
+    """Measure what jobs of many nodes ask of the NameNode.
+
+    It needs root.
+
+    \b
+    Example:
+      bootseer dev bench-scale --nodes 16 --starts 2
+    """
+    from bootseer.cli.terminal.console import console
+    from bootseer_dev.bench.scale import ScaleSpec, run_scale_bench
+
+    run_scale_bench(ScaleSpec(nodes, starts, build_dir.absolute()), console())
+
+
 @dev.command("bench-ckpt")
 @click.option("--size", default="1GiB", show_default=True, help="Of the file.")
 @click.option("--rounds", default=5, show_default=True, help="How often each way is measured.")

@@ -18,6 +18,8 @@ from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.cluster.spec import HEAD, address
 from bootseer_dev.hdfs import conf, java, replica, web
 
+NOT_OF_CLIENTS = frozenset({"SendHeartbeat", "BlockReport", "BlockReceivedAndDeleted"})
+"""Calls that the DataNodes make."""
 _START_TIMEOUT_S = 60
 _CLASSPATH = "classpath"
 _STATE = "Hadoop:service=NameNode,name=NameNodeStatus"

@@ -14,6 +14,7 @@ from bootseer.errors import Corrupt, NotFound
 from bootseer.image.hot.repository import (
     hot_set_name,
     is_among,
+    is_to_merge,
     publish_trace,
     read_hot_set,
     rebuild,
@@ -161,6 +162,19 @@ async def test_enough_nodes_of_a_start_are_enough():
     holding_out = replace(trace(1, [0], MISSED, node="n-9"), holdout=(ByteRange(0, PAGE),))
     assert await publish_trace(store, holding_out, 4), "a start has no other of those"
     assert len(await names(store)) == 5
+
+
+async def test_the_first_and_the_last_node_of_a_start_merge():
+    store = MemoryStore()
+    traces = [trace(1, [0], node=f"n-{n}") for n in (2, 0, 1)]
+    merged = []
+    for one in traces:
+        await publish_trace(store, one, 3)
+        merged.append(await is_to_merge(store, one, 3))
+    assert merged == [True, False, True]
+    assert [await is_to_merge(store, one, 3) for one in traces] == [True, False, True]
+    assert [await is_to_merge(store, one, 4) for one in traces] == [True, False, False]
+    assert not await is_to_merge(store, trace(1, [0], node="n-9"), 3), "a merge has removed it"
 
 
 @pytest.mark.parametrize("apart_ns", [-SAME_START_NS - 1, -SAME_START_NS, 0, SAME_START_NS])

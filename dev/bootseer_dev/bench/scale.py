@@ -1,0 +1,105 @@
+"""What a job of many nodes asks of the NameNode, and how long it takes.
+
+Nodes are processes that publish as agents do; Slurm and the agents themselves are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from bootseer.errors import Unavailable
+from bootseer_dev.bench import epilog_client, figures
+from bootseer_dev.bench.figures import Figure
+from bootseer_dev.cluster import Cluster, ClusterSpec
+from bootseer_dev.hdfs import NOT_OF_CLIENTS, Hdfs, HdfsSettings, hadoop_jars
+
+USER = "alice"
+_DATANODES = 2
+_ENDED_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleSpec:
+    """What is measured.
+
+    Attributes:
+        nodes: sizes of jobs.
+        starts: of each size, the first without a hot set.
+        build_dir: for Hadoop's jars and the figures.
+    """
+
+    nodes: tuple[int, ...]
+    starts: int
+    build_dir: Path
+
+
+def run_scale_bench(spec: ScaleSpec, console: Console) -> None:
+    """Measure, print a table and write BUILD_DIR/bench-scale.json."""
+    jars = hadoop_jars(spec.build_dir, console.print)
+    measured: list[Figure] = []
+    ratios: dict[str, float] = {}
+    machines = ClusterSpec(name="bench-scale", nodes=0, datanodes=_DATANODES)
+    with Cluster.up(machines) as cluster:
+        hdfs = Hdfs.start(cluster, jars, HdfsSettings(replication=1))
+        for nodes in spec.nodes:
+            starts = [_publish(hdfs, nodes, number, console) for number in range(spec.starts)]
+            calls = [start.calls for start in starts]
+            measured += [
+                Figure(
+                    f"publish_{nodes}_nodes_s", "s", tuple(s for x in starts for s in x.seconds)
+                ),
+                Figure(f"unpublished_{nodes}_nodes", "nodes", tuple(x.unpublished for x in starts)),
+                Figure(f"namenode_calls_{nodes}_nodes", "calls", tuple(calls)),
+            ]
+            ratios[f"namenode_calls_per_node_{nodes}"] = max(calls) / nodes
+    figures.show(console, measured, ratios)
+    figures.write(spec.build_dir / "bench-scale.json", measured, ratios)
+
+
+class _Start(NamedTuple):
+    """One start of a job.
+
+    Attributes:
+        seconds: of each node, until its agent would end.
+        unpublished: nodes whose events are not in the store.
+        calls: of the NameNode.
+    """
+
+    seconds: list[float]
+    unpublished: int
+    calls: int
+
+
+def _publish(hdfs: Hdfs, nodes: int, number: int, console: Console) -> _Start:
+    """Have all nodes of a job publish; the first job has no hot set."""
+    folder = f"/user/{USER}/scale-{nodes}"
+    hdfs.fs("-mkdir", "-p", folder, user=USER)
+    before = hdfs.calls()
+    kind = "warm" if number else "cold"
+    argv = [sys.executable, "-m", epilog_client.MODULE]
+    argv += [hdfs.url + folder, USER, str(100 + number), str(nodes), kind]
+    ended = json.loads(hdfs.cluster.run(argv, user=USER, timeout_s=_ENDED_S).stdout)
+    if len(ended) != nodes:
+        raise Unavailable(f"{len(ended)} of {nodes} nodes have ended")
+    asked = {
+        name: count - before.get(name, 0)
+        for name, count in hdfs.calls().items()
+        if name not in NOT_OF_CLIENTS and count > before.get(name, 0)
+    }
+    start = _Start([s for s, _ in ended], sum(bool(e) for _, e in ended), sum(asked.values()))
+    console.print(f"{nodes} nodes, {kind}: {start.calls} calls, at most {max(start.seconds):.1f} s")
+    console.print(f"  {_listed(asked)}")
+    for error in {error for _, error in ended if error}:
+        console.print(f"  {error}", markup=False)
+    return start
+
+
+def _listed(calls: dict[str, int]) -> str:
+    by_count = sorted(calls.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {count}" for name, count in by_count)

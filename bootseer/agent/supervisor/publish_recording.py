@@ -80,7 +80,7 @@ async def publish(
     else:
         events.fall_back("publish", detail)
         try:
-            spool.put(cache_dir, uid, _run_document(context, kind))
+            spool.put(cache_dir, uid, _run_document(context, kind, began_ns))
         except (BootseerError, OSError) as error:
             detail += f"; and cannot be kept: {error}"
     return published.ok, detail
@@ -117,9 +117,7 @@ async def _handle_messages(
             case StoreAway():
                 context.outages.note(context.store_url, message.why)
             case EventsWanted():
-                if began_ns:
-                    context.events.note(Event("epilog", began_ns, time.time_ns(), "epilog"))
-                run = _run_document(context, kind)
+                run = _run_document(context, kind, began_ns)
                 await worker.channel.send(PublishEvents(run, [each for _, each in waiting]))
             case Published():
                 # Now the worker removes old runs, if there is time.
@@ -130,9 +128,18 @@ async def _handle_messages(
                 raise unexpected(message)
 
 
-def _run_document(context: JobContext, kind: str) -> dict[str, object]:
-    """Describe this run as `bootseer.startup.run_events.NodeRun` reads it."""
+def _run_document(context: JobContext, kind: str, began_ns: int) -> dict[str, object]:
+    """Describe this run as `bootseer.startup.run_events.NodeRun` reads it.
+
+    Args:
+        context: the job's context.
+        kind: of the run.
+        began_ns: when the epilog began, 0 without one.
+    """
     job = context.job
+    events = context.events.documents()
+    if began_ns:
+        events.append(Event("epilog", began_ns, time.time_ns(), "epilog").document())
     return {
         "run": job.run,
         "job": job.job_id,
@@ -140,5 +147,5 @@ def _run_document(context: JobContext, kind: str) -> dict[str, object]:
         "node": job.node,
         "kind": kind,
         "started_ns": job.started_ns,
-        "events": context.events.documents(),
+        "events": events,
     }

@@ -63,8 +63,8 @@ _HANDFUL = 16
 async def run(task: Task) -> None:
     """Publish traces, the warm plan, the events and hot sets.
 
-    Every node publishes its own events. Traces are published by some nodes of a job, and of those,
-    the first and the last merge them and write the plan, see `_traces`.
+    Every node publishes its own events. Some nodes of a job publish traces, and two of those merge
+    them and write the plan: see design/005.
 
     The result tells the agent whether the events are in the store, and which waiting runs must stay
     on the node for the user's next job.
@@ -73,19 +73,23 @@ async def run(task: Task) -> None:
     if not isinstance(recording, PublishRecording):
         raise unexpected(recording)
     images = _joined(recording.images)
+    job, count = task.job, task.config.image.traces_per_run
+    records = is_among(count, job.nodes, job.node_index)
+    is_spare = not records and is_among(count * (1 + _SPARES), job.nodes, job.node_index)
+    hot_bytes: dict[str, int] | None = None
     try:
         store = task.watched_store(FIRST_ANSWER_S)
-        merged = await _traces(task, store, images)
-        writes_plan = bool(merged) or is_among(_PLAN_WRITERS, task.job.nodes, task.job.node_index)
-        hot_bytes: dict[str, int] = {}
-        if writes_plan:
-            hot_bytes = {image.digest: await _hot_bytes(store, image.digest) for image in images}
-            await _plan(task, store, recording, hot_bytes)
+        to_merge = await _traces(task, store, images, count) if records else []
+        if to_merge or is_among(_PLAN_WRITERS, job.nodes, job.node_index):
+            hot_bytes = await _plan(task, store, recording)
         await _reads(task, store, recording)
         # Before the merge, which an epilog may have no time for.
         waiting = await _events(task, store)
-        if merged:
-            hot_bytes |= {digest: await _merge(task, store, digest) for digest in merged}
+        if is_spare and (to_merge := await _traces(task, store, images, 1)):
+            hot_bytes = await _plan(task, store, recording)
+        if to_merge:
+            merged = {digest: await _merge(task, store, digest) for digest in to_merge}
+            hot_bytes = (hot_bytes or {}) | merged
             waiting = await _events(task, store)
     except Closed:
         raise
@@ -95,12 +99,10 @@ async def run(task: Task) -> None:
     left, detail = await _publish_waiting(store, waiting)
     await task.channel.send(Published(True, detail, left))
     # The agent waits only briefly for this; a later run removes the rest.
-    if writes_plan:
-        with suppress(BootseerError):
-            # A concurrent writer may not have read it.
+    with suppress(BootseerError):
+        if hot_bytes is not None:  # a concurrent writer may not have read this node's plan
             await _add_run(task, store, recording, hot_bytes)
-    if not task.job.node_index:
-        with suppress(BootseerError):
+        if not job.node_index:
             await drop_old_runs(store)
 
 
@@ -140,28 +142,22 @@ def _join(one: RecordedImage, other: RecordedImage) -> RecordedImage:
     )
 
 
-async def _traces(task: Task, store: Store, images: Sequence[RecordedImage]) -> list[str]:
-    """Publish traces if this node is one of those that do.
+async def _traces(
+    task: Task, store: Store, images: Sequence[RecordedImage], enough: int
+) -> list[str]:
+    """Publish traces; returns digests of the images whose traces this node is to merge.
 
-    Recording nodes are spread over the job. Their spare nodes publish a trace if none of them has:
-    a step on a few nodes may use an image that no other does.
-
-    Returns:
-        Digests of the images whose traces this node merges. The first and the last node of a start
-        to publish do, whichever they are: none needs to be waited for.
+    Args:
+        task: the worker's task.
+        store: the user's store.
+        images: the recordings.
+        enough: number of nodes of this start whose traces are enough.
     """
-    job, count = task.job, task.config.image.traces_per_run
-    if is_among(count, job.nodes, job.node_index):
-        enough = count
-    elif is_among(count * (1 + _SPARES), job.nodes, job.node_index):
-        enough = 1
-    else:
-        return []
-    last = min(enough, job.nodes or 1)
+    expected = min(enough, task.job.nodes or 1)
     return [
         image.digest
         for image in images
-        if _is_news(image) and await _publish(task, store, image, enough, last)
+        if _is_news(image) and await _publish(task, store, image, enough, expected)
     ]
 
 
@@ -279,17 +275,20 @@ async def _add_run(
     return await add_run(store, job.user, job.key, run, images, names)
 
 
-async def _plan(
-    task: Task, store: Store, recording: PublishRecording, hot_bytes: Mapping[str, int]
-) -> None:
+async def _plan(task: Task, store: Store, recording: PublishRecording) -> dict[str, int]:
+    """Write the plan; returns the sizes of the images' hot sets as they are now, by digest."""
+    hot_bytes: dict[str, int] = {}
     try:
         async with task.stage("plan.write") as report:
+            for image in recording.images:
+                hot_bytes[image.digest] = await _hot_bytes(store, image.digest)
             plan = await _add_run(task, store, recording, hot_bytes)
             report.detail = f"key {task.job.key}: {len(plan.runs)} runs"
     except Closed:
         raise
     except BootseerError:
         pass  # reported as a fallback
+    return hot_bytes
 
 
 async def _reads(task: Task, store: Store, recording: PublishRecording) -> None:

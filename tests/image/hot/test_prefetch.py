@@ -245,16 +245,16 @@ def test_a_rate_is_the_highest_of_the_last_while():
     """After ten windows the good one is forgotten."""
     reads = Reads(1)
     with reads.under_way.piece(1):
-        assert reads.read(256 * KIB, 1 / 16, 8) == (768 * KIB, 1536 * KIB)
-        assert reads.read(256 * KIB - 1, 1 / 8, 9 * 8) == (768 * KIB, 1536 * KIB)
-        assert reads.read(256 * KIB - 1, 1 / 8, 8) == (512 * KIB, MIB)
+        assert reads.read(256 * KIB, 1 / 512, 8) == (768 * KIB, 1536 * KIB)
+        assert reads.read(256 * KIB - 1, 1 / 256, 9 * 8) == (768 * KIB, 1536 * KIB)
+        assert reads.read(256 * KIB - 1, 1 / 256, 8) == (512 * KIB, MIB)
 
 
 def test_only_of_reads_that_are_long_enough_it_is_known_what_one_takes():
     """As long as it is not, all streams read."""
-    assert Reads(4).read(256 * KIB - 1, 0.005, 8) == (MIB, 4 * MIB)
-    assert Reads(4).read(256 * KIB - 1, 0.005, 7) == FIRST
-    assert Reads(4).read(256 * KIB, 0.005, 8) == (256 * KIB, 768 * KIB)
+    assert Reads(4).read(256 * KIB - 1, 1 / 256, 8) == (MIB, 4 * MIB)
+    assert Reads(4).read(256 * KIB - 1, 1 / 256, 7) == FIRST
+    assert Reads(4).read(256 * KIB, 1 / 256, 8) == (256 * KIB, 768 * KIB)
 
 
 def test_where_the_kernel_does_not_say_what_is_locked_nothing_is(monkeypatch):

@@ -19,7 +19,8 @@ import trio
 
 from bootseer.core.fields import open_document
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
-from bootseer.store.api.base import Store, publish, read_all
+from bootseer.store.api.base import ObjectInfo, Store, publish, read_all
+from bootseer.store.wrappers.backoff import Backoff
 from bootseer.units import NS_PER_S
 
 VERSION = 1
@@ -27,6 +28,10 @@ LASTS_S = 60.0
 """Without being renewed; clocks of nodes may differ by less."""
 _RENEW_S = 15.0
 _RELEASE_S = 5.0
+_NODES_PER_S = 1000
+"""Nodes that may ask a store within the same second."""
+_LONGEST_PAUSE_S = 30.0
+"""Whatever the number of nodes."""
 _FORMAT = "bootseer lease"
 _MAX_BYTES = 4096
 
@@ -126,6 +131,46 @@ async def held(
             await ended.wait()
             await store.delete(lease_object(folder, lease.number))
             await store.delete(folder)
+
+
+def pauses(nodes: int, first_s: float, longest_s: float) -> Backoff:
+    """Return the pauses between polls: the more nodes wait, the longer.
+
+    On 16,384 nodes, the first looks are spread over 8 s; after them each node asks every 22 s.
+
+    Args:
+        nodes: number of nodes that may be waiting.
+        first_s, longest_s: first and longest pause of a few nodes.
+    """
+    first_s = max(first_s, nodes / _NODES_PER_S)
+    longest_s = min(_LONGEST_PAUSE_S, max(longest_s, nodes / (_NODES_PER_S / 2)))
+    return Backoff(first_s=min(first_s, longest_s), longest_s=longest_s)
+
+
+async def wait_for_end(store: Store, folder: str, lease: KeyLease, pauses: Backoff) -> bool:
+    """Wait for the end of another's lease; each poll is one stat.
+
+    Returns:
+        Whether it was given up; if not, its holder has stopped renewing it.
+
+    Raises:
+        BootseerError: the store does not answer.
+    """
+    name = lease_object(folder, lease.number)
+    seen: ObjectInfo | None = None
+    renewed, attempt = trio.current_time(), 0
+    while True:
+        attempt += 1
+        await trio.sleep(pauses.pause_s(attempt))
+        try:
+            info = await store.stat(name)
+        except NotFound:
+            return True
+        if seen is None or not info.is_version(seen):
+            # By this node's clock: the clocks of store and nodes may differ.
+            seen, renewed = info, trio.current_time()
+        elif trio.current_time() - renewed > LASTS_S:
+            return False
 
 
 def lease_object(folder: str, number: int) -> str:

@@ -376,7 +376,7 @@ class Lab:
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
     monkeypatch.setattr("bootseer.env.client.command_key.gather", facts)
-    monkeypatch.setattr("bootseer.env.server.session._POLL_S", 0.01)
+    monkeypatch.setattr("bootseer.env.server.session._PAUSES_S", (0.01, 0.01))
     # Only a main thread may set handlers.
     quiet = SimpleNamespace(
         signal=lambda *_: None, getsignal=lambda _: None, SIG_IGN=1, SIGTERM=15, SIGHUP=1, SIGINT=2

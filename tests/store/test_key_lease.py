@@ -264,3 +264,28 @@ def test_never_more_than_one_has_it(steps):
                 mine = None
 
     trio.run(main)
+
+
+async def test_who_waits_for_the_end_of_a_lease_asks_with_stats_only(nursery, autojump_clock):
+    store = MemoryStore()
+    watched = FlakyStore(store, lambda *_: False)
+    lease = await key_lease.acquire(store, FOLDER, "alice on n1")
+    pauses = key_lease.pauses(2, 1.0, 5.0)
+
+    async def hold():
+        async with key_lease.held(store, FOLDER, lease, nursery):
+            await trio.sleep(300)
+
+    nursery.start_soon(hold)
+    assert await key_lease.wait_for_end(watched, FOLDER, lease, pauses)
+    assert 300 <= trio.current_time() <= 306
+    assert {operation for operation, _ in watched.calls} == {"stat"}
+    assert 60 <= len(watched.calls) <= 130
+
+
+async def test_nobody_waits_for_a_holder_that_has_died(autojump_clock):
+    store = MemoryStore()
+    lease = await key_lease.acquire(store, FOLDER, "alice on n1")
+    pauses = key_lease.pauses(2, 1.0, 5.0)
+    assert not await key_lease.wait_for_end(store, FOLDER, lease, pauses)
+    assert key_lease.LASTS_S <= trio.current_time() <= key_lease.LASTS_S + 11

@@ -36,7 +36,8 @@ from bootseer.errors import (
 from bootseer.store import key_lease
 from bootseer.store.key_lease import KeyLease
 
-_POLL_S = 0.5
+_PAUSES_S = (0.25, 1.0)
+"""First and longest pause between two looks at the lease of another node, if nodes are few."""
 
 
 async def serve(connection: ServerConnection, context: SessionContext) -> None:
@@ -181,6 +182,7 @@ class _Session:
         async with self.context.stage("env.claim") as report:
             report.detail = f"key {key[:12]}: {owner} captures"
             deadline = trio.current_time() + wait_s
+            pauses = key_lease.pauses(self.context.nodes, *_PAUSES_S)
             is_told = False
             while True:
                 found = await self.lookup.find_newer(before)
@@ -198,4 +200,7 @@ class _Session:
                     text = f"waiting for {name}, where the same command is running"
                     await self.connection.send(Notice(text))
                     is_told = True
-                await trio.sleep(_POLL_S)
+                if other is None:  # it was given up a moment ago
+                    continue
+                with trio.move_on_at(deadline):
+                    await key_lease.wait_for_end(self.context.store, folder, other, pauses)

@@ -10,11 +10,10 @@ one stat.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import trio
 
@@ -22,7 +21,7 @@ from bootseer.errors import BootseerError, NotFound
 from bootseer.image.library import catalog
 from bootseer.image.library.upload import UploadProgress
 from bootseer.store import key_lease
-from bootseer.store.api.base import ObjectInfo, Store
+from bootseer.store.api.base import Store
 from bootseer.store.key_lease import KeyLease
 from bootseer.store.wrappers.backoff import Backoff
 from bootseer.units import NS_PER_S
@@ -34,10 +33,6 @@ LEAST_UPLOAD_S = 10.0
 FOLDER = "image-imports"
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 5.0
-_LIMIT_S = 30.0
-"""Of a pause, whatever the number of nodes."""
-_NODES_PER_S = 1000
-"""Nodes that may look for a lease within the same second."""
 _LAST_LOOK_S = 10.0
 _LEFT_NS = 3600 * NS_PER_S
 """After this time, the lease of a node that died is removed."""
@@ -113,7 +108,8 @@ async def wait_for_import(shared: JobImport, nodes: int, limit_s: float) -> Wait
 
     Cancellation: nothing is left behind.
     """
-    waiting = _Wait(shared, pauses(nodes))
+    pauses = key_lease.pauses(nodes, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+    waiting = _Wait(shared, pauses)
     why = f"waited the longest time allowed, {limit_s:g} s"
     try:
         with trio.move_on_after(limit_s):
@@ -142,16 +138,6 @@ async def until_slow(progress: UploadProgress, limit_s: float) -> None:
             return
 
 
-def pauses(nodes: int) -> Backoff:
-    """Return the pauses between polls: the more nodes wait, the longer.
-
-    On 16,384 nodes, the first looks are spread over 8 s; after them each node asks every 22 s.
-    """
-    first_s = max(_FIRST_PAUSE_S, nodes / _NODES_PER_S)
-    longest_s = min(_LIMIT_S, max(_LONGEST_PAUSE_S, nodes / (_NODES_PER_S / 2)))
-    return Backoff(first_s=min(first_s, longest_s), longest_s=longest_s)
-
-
 @dataclass(eq=False, slots=True)
 class _Wait:
     """A wait in progress.
@@ -163,7 +149,6 @@ class _Wait:
     shared: JobImport
     pauses: Backoff
     holder: str = ""
-    _attempts: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     async def run(self) -> str:
         """Wait until the lease has been given up; returns why there is nothing more to wait for.
@@ -178,38 +163,24 @@ class _Wait:
         if lease is None:
             return "no other node has announced that it imports the image"
         self.holder = lease.holder
-        return await self._watch(lease)
+        shared = self.shared
+        if await key_lease.wait_for_end(shared.leases, shared.folder, lease, self.pauses):
+            return f"{lease.holder} has not added it to the store, or not soon enough"
+        return f"{lease.holder} has stopped importing it"
 
     async def _find(self) -> KeyLease | None:
         """Return the lease once it is there; None if the image is in the store before."""
         shared = self.shared
+        attempt = 0
         while True:
-            await self._pause()
+            attempt += 1
+            await trio.sleep(self.pauses.pause_s(attempt))
             lease = await key_lease.read_lease(shared.leases, shared.folder)
             if lease is not None and lease.is_live:
                 return lease
             with suppress(NotFound):
                 await catalog.resolve(shared.images, shared.image)
                 return None
-
-    async def _watch(self, lease: KeyLease) -> str:
-        name = key_lease.lease_object(self.shared.folder, lease.number)
-        seen: ObjectInfo | None = None
-        renewed = trio.current_time()
-        while True:
-            await self._pause()
-            try:
-                info = await self.shared.leases.stat(name)
-            except NotFound:
-                return f"{lease.holder} has not added it to the store, or not soon enough"
-            if seen is None or not info.is_version(seen):
-                # By this node's clock: the clocks of store and nodes may differ.
-                seen, renewed = info, trio.current_time()
-            elif trio.current_time() - renewed > key_lease.LASTS_S:
-                return f"{lease.holder} has stopped importing it"
-
-    async def _pause(self) -> None:
-        await trio.sleep(self.pauses.pause_s(next(self._attempts)))
 
 
 async def _remove_left(store: Store) -> None:

@@ -70,7 +70,7 @@ def serve(end: socket.socket, folder: Path, node: str, seed: int, claim_s: float
     os.environ["TMPDIR"] = str(folder / "scratch")
     key_lease.LASTS_S, key_lease._RENEW_S = claim_s, claim_s / 6
     key_lease._RELEASE_S = max(key_lease._RELEASE_S, claim_s)  # where all is well, it is let go
-    session._POLL_S = 0.05
+    session._PAUSES_S = (0.05, 0.05)
     chance = random.Random(seed)
     is_late = chance.random() < 0.5
 

@@ -14,7 +14,6 @@ from bootseer.image.library.import_lease import (
     FOLDER,
     JobImport,
     announced,
-    pauses,
     until_slow,
     wait_for_import,
 )
@@ -142,7 +141,7 @@ async def test_a_node_of_many_polls_seldom(shared, nursery, autojump_clock):
 def test_many_nodes_do_not_ask_in_the_same_second(nodes):
     seconds = collections.Counter()
     for _ in range(nodes):
-        at, backoff = 0.0, pauses(nodes)
+        at, backoff = 0.0, key_lease.pauses(nodes, 1.0, 5.0)
         for attempt in range(1, 20):
             at += backoff.pause_s(attempt)
             seconds[int(at)] += 1

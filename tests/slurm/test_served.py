@@ -164,9 +164,9 @@ def test_who_may_not_read_the_image_gets_nothing_of_what_the_node_has(lab, store
 
 def test_jobs_of_two_users_share_what_the_node_has(lab, stored):
     """Ten at once: what each reads of the store, no other reads again."""
-    lab.cluster.run(["cp", "-r", str(lab.store()), "/shared/images"], user="alice")
-    lab.cluster.run(["chmod", "-R", "a+rX", "/shared/images"], user="alice")
-    with image_store(lab, "file:///shared/images"):
+    lab.cluster.run(["cp", "-r", str(lab.store()), "/shared/images-of-all"], user="alice")
+    lab.cluster.run(["chmod", "-R", "a+rX", "/shared/images-of-all"], user="alice")
+    with image_store(lab, "file:///shared/images-of-all"):
         command = f"{start(lab)}; cksum $BOOTSEER_IMAGE"
         argv = ["srun", "-w", "n1", *SERVED, "sh", "-c", command]
         running = [lab.cluster.popen(argv, user=u) for u in ("alice", "mallory") * 5]

@@ -128,7 +128,7 @@ async def _handle_messages(
                 raise unexpected(message)
 
 
-def _run_document(context: JobContext, kind: str, began_ns: int) -> dict[str, object]:
+def _run_document(context: JobContext, kind: str, began_ns: int = 0) -> dict[str, object]:
     """Describe this run as `bootseer.startup.run_events.NodeRun` reads it.
 
     Args:

@@ -5,8 +5,8 @@ Each part is published independently: a trace that cannot be written does not bl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from bootseer.agent.messages.worker import (
@@ -170,14 +170,22 @@ def _is_news(image: RecordedImage) -> bool:
     return bool(image.touches) and not (is_little and len(image.touches) <= _HANDFUL)
 
 
-async def _hot_bytes(store: Store, digest: str) -> int:
-    """Return the size of an image's hot set in bytes, 0 if there is none that can be read."""
+@contextmanager
+def _by_itself() -> Iterator[None]:
+    """Go on behind the block if it fails, as its stage has reported; not if the agent has ended."""
     try:
-        hot_set = await read_hot_set(store, digest)
+        yield
     except Closed:
         raise
     except BootseerError:
-        return 0
+        pass
+
+
+async def _hot_bytes(store: Store, digest: str) -> int:
+    """Return the size of an image's hot set in bytes, 0 if there is none that can be read."""
+    hot_set = None
+    with _by_itself():
+        hot_set = await read_hot_set(store, digest)
     return hot_set.hot_bytes if hot_set else 0
 
 
@@ -193,7 +201,7 @@ async def _publish(
         enough: number of nodes of this start whose traces are enough.
         expected: number of its nodes that publish theirs.
     """
-    try:
+    with _by_itself():
         async with task.stage("trace.publish") as report:
             trace = _trace(task, image)
             report.bytes = sum(t.stop - t.start for t in trace.touches)
@@ -201,16 +209,12 @@ async def _publish(
             if await publish_trace(store, trace, enough):
                 return await is_to_merge(store, trace, expected)
             report.detail = "enough nodes of this run have published theirs"
-    except Closed:
-        raise
-    except BootseerError:
-        pass  # reported as a fallback by its stage
     return False
 
 
 async def _merge(task: Task, store: Store, digest: str) -> int:
     """Merge an image's traces; returns the size of its hot set in bytes."""
-    try:
+    with _by_itself():
         async with task.stage("hotset.merge") as report:
             merged = await rebuild(store, digest, task.config.image.runs_kept)
             hot_bytes = merged.hot_set.hot_bytes
@@ -223,10 +227,7 @@ async def _merge(task: Task, store: Store, digest: str) -> int:
             if not hot_bytes:
                 report.detail = "nearly all was read, as by unpacking: no hot set"
             return hot_bytes
-    except Closed:
-        raise
-    except BootseerError:
-        return 0  # reported as a fallback by its stage
+    return 0
 
 
 def _planned(image: RecordedImage, hot_bytes: int) -> PlannedImage:
@@ -278,16 +279,12 @@ async def _add_run(
 async def _plan(task: Task, store: Store, recording: PublishRecording) -> dict[str, int]:
     """Write the plan; returns the sizes of the images' hot sets as they are now, by digest."""
     hot_bytes: dict[str, int] = {}
-    try:
+    with _by_itself():
         async with task.stage("plan.write") as report:
             for image in recording.images:
                 hot_bytes[image.digest] = await _hot_bytes(store, image.digest)
             plan = await _add_run(task, store, recording, hot_bytes)
             report.detail = f"key {task.job.key}: {len(plan.runs)} runs"
-    except Closed:
-        raise
-    except BootseerError:
-        pass  # reported as a fallback
     return hot_bytes
 
 
@@ -296,7 +293,7 @@ async def _reads(task: Task, store: Store, recording: PublishRecording) -> None:
     job = task.job
     if not recording.files or not job.nodes:
         return
-    try:
+    with _by_itself():
         async with task.stage("checkpoint.record") as report:
             ahead: dict[str, tuple[int, list[ByteRange]]] = {}
             for path, ranges in recording.ahead:
@@ -306,10 +303,6 @@ async def _reads(task: Task, store: Store, recording: PublishRecording) -> None:
             report.bytes = sum(total_bytes(file.ranges) for file in files)
             report.detail = f"{len(files)} files"
             await publish_reads(store, reads)
-    except Closed:
-        raise
-    except BootseerError:
-        pass  # reported as a fallback
 
 
 async def _publish_waiting(store: Store, waiting: list[dict[str, object]]) -> tuple[list[int], str]:

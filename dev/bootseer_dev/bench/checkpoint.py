@@ -38,8 +38,6 @@ DATANODES = 4
 _BLOCK_BYTES = 128 * MIB
 """HDFS's default."""
 _SMALL_FILES = 2000
-_NOT_OURS = {"SendHeartbeat"}
-"""Calls that the DataNodes make of themselves."""
 _STREAMS = 8
 _STREAM_SIZES = 4
 """So many times the file's length is that of a stream."""
@@ -269,9 +267,8 @@ def _small_files(bench: _Bench, measured: list[Figure]) -> None:
     bench.client("native_files", f"{bench.url}/small", _SMALL_FILES)
     before = bench.hdfs.calls()
     seconds, opened = bench.client("first_bytes", f"{MOUNTPOINT}/small")
-    after = bench.hdfs.calls()
-    calls = {name: after[name] - before.get(name, 0) for name in after.keys() - _NOT_OURS}
-    bench.console.print(f"  {', '.join(f'{name}: {n}' for name, n in sorted(calls.items()) if n)}")
+    calls = bench.hdfs.calls_since(before)
+    bench.console.print(f"  {', '.join(f'{name}: {n}' for name, n in calls.items())}")
     asked = sum(calls.values())
     measured.append(Figure("first_bytes_of_2000_files_s", "s", (seconds,)))
     measured.append(Figure("namenode_calls_per_file", "calls", (asked / opened,)))

@@ -17,7 +17,7 @@ from bootseer.errors import Unavailable
 from bootseer_dev.bench import epilog_client, figures
 from bootseer_dev.bench.figures import Figure
 from bootseer_dev.cluster import Cluster, ClusterSpec
-from bootseer_dev.hdfs import NOT_OF_CLIENTS, Hdfs, HdfsSettings, hadoop_jars
+from bootseer_dev.hdfs import Hdfs, HdfsSettings, hadoop_jars
 
 USER = "alice"
 _DATANODES = 2
@@ -87,11 +87,7 @@ def _publish(hdfs: Hdfs, nodes: int, number: int, console: Console) -> _Start:
     ended = json.loads(hdfs.cluster.run(argv, user=USER, timeout_s=_ENDED_S).stdout)
     if len(ended) != nodes:
         raise Unavailable(f"{len(ended)} of {nodes} nodes have ended")
-    asked = {
-        name: count - before.get(name, 0)
-        for name, count in hdfs.calls().items()
-        if name not in NOT_OF_CLIENTS and count > before.get(name, 0)
-    }
+    asked = hdfs.calls_since(before)
     start = _Start([s for s, _ in ended], sum(bool(e) for _, e in ended), sum(asked.values()))
     console.print(f"{nodes} nodes, {kind}: {start.calls} calls, at most {max(start.seconds):.1f} s")
     console.print(f"  {_listed(asked)}")

@@ -6,7 +6,7 @@ with Cluster.up(ClusterSpec(nodes=0, datanodes=4, datanode_rate="800mbit")) as c
 """
 
 from bootseer_dev.hdfs.conf import HdfsSettings
-from bootseer_dev.hdfs.hdfs import NOT_OF_CLIENTS, Hdfs
+from bootseer_dev.hdfs.hdfs import Hdfs
 from bootseer_dev.hdfs.jars import hadoop_jars
 
-__all__ = ["NOT_OF_CLIENTS", "Hdfs", "HdfsSettings", "hadoop_jars"]
+__all__ = ["Hdfs", "HdfsSettings", "hadoop_jars"]

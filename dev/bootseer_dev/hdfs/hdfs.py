@@ -18,7 +18,7 @@ from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.cluster.spec import HEAD, address
 from bootseer_dev.hdfs import conf, java, replica, web
 
-NOT_OF_CLIENTS = frozenset({"SendHeartbeat", "BlockReport", "BlockReceivedAndDeleted"})
+_NOT_OF_CLIENTS = frozenset({"SendHeartbeat", "BlockReport", "BlockReceivedAndDeleted"})
 """Calls that the DataNodes make."""
 _START_TIMEOUT_S = 60
 _CLASSPATH = "classpath"
@@ -266,6 +266,18 @@ class Hdfs:
             key.removesuffix(end): count
             for key, count in bean.items()
             if key.endswith(end) and not key.startswith("Overall")
+        }
+
+    def calls_since(self, before: Mapping[str, int]) -> dict[str, int]:
+        """Count the calls of clients since an earlier count by `calls`, of the same NameNode.
+
+        Raises:
+            Unavailable: it does not answer.
+        """
+        return {
+            name: count - before.get(name, 0)
+            for name, count in sorted(self.calls().items())
+            if name not in _NOT_OF_CLIENTS and count > before.get(name, 0)
         }
 
     def replicas(self, path: str) -> list[replica.Replica]:

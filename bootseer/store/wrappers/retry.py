@@ -6,6 +6,7 @@ Others wait and try again, each what is more than one operation:
   arrive.
 - `bootseer.checkpoint.mount.publisher` publishes a file again until the mount ends.
 - `bootseer.image.library.import_lease` asks again whether another node has imported an image.
+- `bootseer.store.key_lease` asks again whether the one that another node holds has ended.
 """
 
 from __future__ import annotations

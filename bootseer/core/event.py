@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass
 
 from bootseer.core.fields import Fields
 
-VERSION = 1
-
 OK = "ok"
 FALLBACK = "fallback"
 """The stage failed or did only part of its work; the job continued. `detail` has the reason."""

@@ -10,8 +10,8 @@ The client's side is in `bootseer.ipc.request_client`. Imports the standard libr
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, get_type_hints
 
 from bootseer import errors
 
@@ -25,7 +25,7 @@ MAX_BYTES = 1 + max(256, REPLY.size)
 
 
 class Verbs:
-    """The requests that a process accepts, each a dataclass of integers and tokens.
+    """The requests that a process accepts, each a NamedTuple of integers and tokens.
 
     Attributes:
         all: the verbs, in the order of their numbers.
@@ -36,7 +36,7 @@ class Verbs:
         """Number them in this order.
 
         Args:
-            verbs: dataclasses with fields of `int` (64 bits) and `bytes` (32 bytes).
+            verbs: NamedTuples with fields of `int` (64 bits) and `bytes` (32 bytes).
         """
         self.all = verbs
         self.layouts = [_layout(verb) for verb in verbs]
@@ -56,7 +56,8 @@ class Verbs:
 
 
 def _layout(verb: type[Any]) -> struct.Struct:
-    return struct.Struct("=" + "".join("32s" if f.type == "bytes" else "q" for f in fields(verb)))
+    kinds = get_type_hints(verb).values()
+    return struct.Struct("=" + "".join("32s" if kind is bytes else "q" for kind in kinds))
 
 
 @dataclass(frozen=True, slots=True)

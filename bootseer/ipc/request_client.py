@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import fields
 from itertools import count
 from typing import Any
 
@@ -28,8 +27,7 @@ def encode_request(verbs: Verbs, number: int, request: Any) -> bytes:
         request: one of the verbs.
     """
     verb = verbs.all.index(type(request))
-    values = [getattr(request, f.name) for f in fields(request)]
-    return HEAD.pack(number, verb) + verbs.layouts[verb].pack(*values)
+    return HEAD.pack(number, verb) + verbs.layouts[verb].pack(*request)
 
 
 def decode_reply(message: bytes) -> Reply:

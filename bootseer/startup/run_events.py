@@ -1,29 +1,30 @@
-"""A run's events in the store: one Parquet file for each node and start of the job there.
+"""A run's events in the store: one file for each node and start of the job there.
 
-runs/RUN/NODE-STARTED.parquet
+runs/RUN/NODE-STARTED.json.gz
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
-from collections.abc import Iterable
+import zlib
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import trio
 
-from bootseer.core.event import VERSION, Event, from_json
-from bootseer.core.fields import Fields
-from bootseer.errors import BootseerError, Corrupt, NotFound, UnknownVersion
+from bootseer.core.event import Event, from_json
+from bootseer.core.fields import Fields, open_document
+from bootseer.errors import BootseerError, Corrupt, NotFound
 from bootseer.parallel import for_each
 from bootseer.store.api.base import ObjectInfo, Store, publish, read_all
 
-MAX_BYTES = 16 * 1024 * 1024
-MAX_ROWS = 10_000
+FORMAT = "bootseer events"
+VERSION = 1
+MAX_BYTES = 8 * 1024 * 1024
+"""Of a file, uncompressed: an agent keeps less of a job. Decoded, JSON takes 20 times as much."""
+MAX_EVENTS = 10_000
 RUNS_KEPT = 500
 """Of a user, whatever the keys: some MB."""
 SPARE_RUNS = 50
@@ -38,25 +39,6 @@ TEMPORARY_S = 86400.0
 _RUNS = "runs"
 _AT_ONCE = 16
 """Files that are read at once."""
-
-_SCHEMA = pa.schema(
-    [
-        ("stage", pa.string()),
-        ("start_ns", pa.int64()),
-        ("end_ns", pa.int64()),
-        ("source", pa.string()),
-        ("status", pa.string()),
-        ("bytes", pa.int64()),
-        ("rank", pa.int32()),
-        ("detail", pa.string()),
-    ]
-)
-_TEXTS = [field.name for field in _SCHEMA if field.type == pa.string()]
-_READ_SCHEMA = pa.schema(
-    (field.name, pa.dictionary(pa.int32(), pa.string()) if field.name in _TEXTS else field.type)
-    for field in _SCHEMA
-)
-_METADATA_KEY = b"bootseer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +64,12 @@ class NodeRun:
     events: tuple[Event, ...]
 
     @classmethod
-    def from_fields(cls, about: Fields, events: Iterable[object], name: str) -> NodeRun:
+    def from_fields(cls, about: Fields, name: str) -> NodeRun:
         """Check and take over what was decoded.
 
         Args:
-            about: all but the events.
-            events: as `bootseer.core.event.from_json` takes them.
-            name: of what they come from, for the error.
+            about: the document; a newer version may have added fields.
+            name: of the document, for the error.
 
         Raises:
             Corrupt: a field is missing or not acceptable.
@@ -100,20 +81,42 @@ class NodeRun:
             node=about.text("node"),
             kind=about.text("kind"),
             started_ns=about.count("started_ns"),
-            events=tuple(from_json(event, name) for event in events),
+            events=tuple(from_json(event, name) for event in about.items("events", MAX_EVENTS)),
         )
+
+    def encode(self) -> bytes:
+        """Return the file's content. Characters that UTF-8 does not have become question marks."""
+        document = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+        return gzip.compress(text.encode(errors="replace"), mtime=0)
+
+
+def decode(data: bytes | bytearray, name: str) -> NodeRun:
+    """Decode a file of events.
+
+    Args:
+        data: the file's content.
+        name: the file's name, for errors.
+
+    Raises:
+        UnknownVersion: it has another version.
+        Corrupt: it is damaged, or too long.
+    """
+    decompressor = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        text = decompressor.decompress(data, MAX_BYTES)
+    except zlib.error as error:
+        raise Corrupt(f"{name}: not a BootSeer events file: {error}") from error
+    if not decompressor.eof:
+        raise Corrupt(f"{name}: cut short, or more than {MAX_BYTES} bytes of events")
+    about = open_document(text, name, FORMAT, VERSION)
+    return NodeRun.from_fields(about, name)
 
 
 async def publish_events(store: Store, node_run: NodeRun) -> str:
     """Write a node's events; returns the object's name."""
-    about = {f.name: getattr(node_run, f.name) for f in fields(node_run) if f.name != "events"}
-    about["version"] = VERSION
-    table = pa.Table.from_pylist([_row(event) for event in node_run.events], _SCHEMA)
-    table = table.replace_schema_metadata({_METADATA_KEY: json.dumps(about).encode()})
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    name = f"{_RUNS}/{node_run.run}/{node_run.node}-{node_run.started_ns:020d}.parquet"
-    await publish(store, name, sink.getvalue().to_pybytes())
+    name = f"{_RUNS}/{node_run.run}/{node_run.node}-{node_run.started_ns:020d}.json.gz"
+    await publish(store, name, node_run.encode())
     return name
 
 
@@ -171,7 +174,7 @@ async def read_run(store: Store, run: str) -> list[NodeRun]:
     latest: dict[str, NodeRun] = {}
 
     async def read(info: ObjectInfo) -> None:
-        node_run = _decode(await read_all(store, info.name, MAX_BYTES, info), info.name)
+        node_run = decode(await read_all(store, info.name, MAX_BYTES, info), info.name)
         known = latest.get(node_run.node)
         if known is None or node_run.started_ns > known.started_ns:
             latest[node_run.node] = node_run
@@ -189,48 +192,3 @@ async def runs_of_job(store: Store, job: int) -> list[str]:
         for name in (info.name.rsplit("/", 1)[-1] for info in await store.list(_RUNS))
         if name.rsplit(".", 1)[-1] == str(job)
     ]
-
-
-def _row(event: Event) -> dict[str, object]:
-    """Return a row, as UTF-8 whatever bytes a path or halved characters a JSON string had."""
-    return {
-        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
-        for name, value in asdict(event).items()
-    }
-
-
-def _decode(data: bytes, name: str) -> NodeRun:
-    try:
-        # Of a text that many rows have, there is one copy.
-        with pq.ParquetFile(pa.BufferReader(data), read_dictionary=_TEXTS) as file:
-            schema, sizes = file.schema_arrow, file.metadata
-            groups = [sizes.row_group(i).total_byte_size for i in range(sizes.num_row_groups)]
-            if sizes.num_rows > MAX_ROWS or sum(groups) > MAX_BYTES:
-                raise Corrupt(f"{name}: more events than are kept of a run")
-            if not schema.equals(_READ_SCHEMA):
-                raise Corrupt(f"{name}: not a BootSeer events file: other columns")
-            about = Fields(json.loads((schema.metadata or {})[_METADATA_KEY]), name)
-            # No threads for some kB: pyarrow's may abort a process that ends soon after.
-            table = file.read(use_threads=False)
-            table.validate(full=True)  # reading does not check that what refers to a text finds one
-            if sum(_text_bytes(table[text]) for text in _TEXTS) > MAX_BYTES:
-                raise Corrupt(f"{name}: more text than is kept of a run")
-            rows = table.to_pylist()
-    except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
-        text = str(error)[:200]
-        raise Corrupt(f"{name}: not a BootSeer events file: {text!a}") from error
-    if about.count("version") != VERSION:
-        raise UnknownVersion(f"{name}: only version {VERSION} of events is understood")
-    return NodeRun.from_fields(about, rows, name)
-
-
-def _text_bytes(column: Any) -> int:
-    """Add up the lengths of a column's texts, each as often as it is there.
-
-    Without `pyarrow.compute`, whose import takes a fifth of the time of a report.
-    """
-    total_bytes = 0
-    for chunk in column.chunks:
-        lengths = [len(text.encode()) for text in chunk.dictionary.to_pylist()]
-        total_bytes += sum(lengths[i] for i in chunk.indices.to_pylist() if i is not None)
-    return total_bytes

@@ -1,11 +1,11 @@
 """The decoders of JSON documents, of journals and of events."""
 
+import gzip
 import json
 import os
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 
 import trio
 from fuzz_base import DIGEST, Decoder, in_memory, shared_memory
@@ -18,8 +18,8 @@ from bootseer.env.client import key, messages
 from bootseer.env.server.run_request import read_request
 from bootseer.env.snapshot import manifest, repository
 from bootseer.errors import ConfigError, Corrupt, NotFound
-from bootseer.startup import run_events as stored_events
-from bootseer.store.api.base import publish, read_all
+from bootseer.startup import run_events
+from bootseer.store.api.base import publish
 from bootseer.store.memory import MemoryStore
 from bootseer.units import MIB
 
@@ -71,7 +71,6 @@ def run_event(data):
         return
     found = event.from_json(value, "event")
     assert event.from_json(found.document(), "event") == found
-    stored_events._row(found)
 
 
 def parts():
@@ -197,22 +196,19 @@ def _journal():
     return [json.dumps(header, sort_keys=True).encode() + b"\n0-3, 5\n7\n63\n"]
 
 
-@cache
-def events_seeds():
-    async def write():
-        store = MemoryStore()
-        happened = (event.from_json(_event(), ""),)
-        name = await stored_events.publish_events(
-            store, stored_events.NodeRun("run", 5, "key", "node", "cold", 7, happened)
-        )
-        return bytes(await read_all(store, name, MIB))
-
-    return [trio.run(write)]
+def _node_run():
+    happened = (event.from_json(_event(), ""),)
+    run = run_events.NodeRun("run", 5, "key", "node", "cold", 7, happened)
+    return gzip.decompress(run.encode())
 
 
-def run_events(data):
-    for one in stored_events._decode(data, "events").events:
-        assert event.from_json(one.document(), "") == one
+def run_node_run(data):
+    found = run_events.decode(gzip.compress(data, 1), "events")
+    assert run_events.decode(found.encode(), "events") == found
+
+
+def run_packed(data):
+    run_events.decode(data, "events")
 
 
 DOCUMENTS = [
@@ -229,5 +225,6 @@ DOCUMENTS = [
     documents("key_file", lambda: [{"key": DIGEST}], run_key_file, (ConfigError, NotFound)),
     Decoder("journal", lambda: [b"0-3, 5\n7, 9-1999\n", b"1\n"], run_journal),
     Decoder("landing", _journal, run_landing),
-    Decoder("events", events_seeds, run_events),
+    documents("events", lambda: [_node_run()], run_node_run),
+    Decoder("packed_events", lambda: [gzip.compress(_node_run())], run_packed),
 ]  # fmt: skip

@@ -65,8 +65,8 @@ def put_events(lab, user, code: str) -> None:
     """Put a file of events in the home, by the name that a page has for one."""
     user("srun -J train --bootseer true")
     lab.assert_clean()
-    [events, *_] = lab.store().rglob("n1-*.parquet")
-    [name] = re.findall(r"n1-\d+\.parquet", code)
+    [events, *_] = lab.store().rglob("n1-*.json.gz")
+    [name] = re.findall(r"n1-\d+\.json\.gz", code)
     (lab.cluster.state_dir / "home/alice" / name).write_bytes(events.read_bytes())
 
 
@@ -77,7 +77,7 @@ def test_commands_of_a_page(lab, user, runtimes, page):
     if not imports and any(IMAGE in block.code for block in blocks):
         user(f"bootseer image import train.sqsh --name {IMAGE}")
     for block in blocks:
-        if ".parquet" in block.code:
+        if ".json.gz" in block.code:
             put_events(lab, user, block.code)
         printed = run_block(lab, user, block)
         if "train.py" in block.code:

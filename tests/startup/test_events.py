@@ -1,17 +1,16 @@
 """A run's events: into the store and back, and what a report makes of them."""
 
+import gzip
 import io
 import json
 from dataclasses import replace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 from bootseer.cli.report import timeline
 from bootseer.core.event import FALLBACK, Event
-from bootseer.errors import Corrupt, NotFound
+from bootseer.errors import Corrupt, NotFound, UnknownVersion
 from bootseer.startup import run_events
 from bootseer.startup.report import READY_STAGE, build
 from bootseer.startup.run_events import (
@@ -62,7 +61,7 @@ async def test_an_unknown_run_and_a_damaged_file_are_told_apart():
     store = MemoryStore()
     with pytest.raises(NotFound):
         await read_run(store, "c.7")
-    await publish(store, "runs/c.7/n1-1.parquet", b"PAR1 no parquet")
+    await publish(store, "runs/c.7/n1-1.json.gz", b"no events")
     with pytest.raises(Corrupt, match="n1-1"):
         await read_run(store, "c.7")
 
@@ -222,65 +221,49 @@ async def test_whatever_an_event_says_is_published_and_shown_harmlessly():
     assert all(c.isprintable() or c == "\n" for c in out.getvalue())
 
 
-ABOUT = json.dumps(
-    {"run": "c.7", "job": 7, "key": "k", "node": "n1", "kind": "cold", "started_ns": 1}
-    | {"version": run_events.VERSION}
-).encode()
+DOCUMENT = json.loads(gzip.decompress(node_run("n1").encode()))
+TOO_LONG = {**DOCUMENT, "more": "x" * run_events.MAX_BYTES}
+TOO_MANY = {**DOCUMENT, "events": DOCUMENT["events"] * (run_events.MAX_EVENTS + 1)}
 
 
-def _parquet(table, compression="snappy"):
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression=compression)
-    return sink.getvalue().to_pybytes()
-
-
-def _events(rows, metadata, detail="x" * 1000, **written):
-    row = {"stage": "x" * 64, "start_ns": 0, "end_ns": 0, "source": "a", "status": "ok"}
-    row |= {"bytes": 0, "rank": -1, "detail": detail}
-    table = pa.Table.from_pylist([row], run_events._SCHEMA)
-    table = pa.concat_tables([table] * rows) if rows > 1 else table
-    return _parquet(table.replace_schema_metadata({b"bootseer": metadata}), **written)
+def packed(document):
+    return gzip.compress(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize(
     "data",
     [
         b"",
-        b"PAR1",
-        b"PAR1" * 100,
-        _parquet(pa.table({"x": [1]})),
-        _parquet(pa.table({"stage": [[["nested"]]]})),
-        _events(run_events.MAX_ROWS + 1, b"{}"),
-        _events(1, b"{}"),
-        _events(1, b"[" * 100_000),
-        _events(1, b"\xff"),
+        b"no events",
+        gzip.compress(b""),
+        gzip.compress(b"\xff"),
+        gzip.compress(b"[" * 100_000),
+        gzip.compress(bytes(10 * run_events.MAX_BYTES)),
+        packed(DOCUMENT)[:-1],
+        packed(DOCUMENT)[:-8] + bytes(8),
+        packed([]),
+        packed({**DOCUMENT, "format": "another"}),
+        packed({**DOCUMENT, "started_ns": -1}),
+        packed({**DOCUMENT, "events": {}}),
+        packed({**DOCUMENT, "events": [[]]}),
+        packed(TOO_LONG),
+        packed(TOO_MANY),
+        *(packed({n: v for n, v in DOCUMENT.items() if n != name}) for name in DOCUMENT),
     ],
+    ids=lambda data: f"{len(data)}-{data[:4].hex()}",
 )
 async def test_what_is_no_events_file_is_refused(data):
     store = MemoryStore()
-    await publish(store, "runs/c.7/n1-1.parquet", data)
+    await publish(store, "runs/c.7/n1-1.json.gz", data)
     with pytest.raises(Corrupt) as refused:
         await read_run(store, "c.7")
     assert str(refused.value).isprintable()
 
 
-async def test_a_row_that_refers_to_no_text_is_refused():
-    """As a fuzzer has found: pyarrow follows such an index to what is behind the texts."""
-    data = _events(1, ABOUT, compression="none")
-    index = b"\x02\x00\x00\x00\x02\x01\x01\x02\x00"  # levels; a bit wide, once 0
-    assert index in data
-    store = MemoryStore()
-    await publish(store, "runs/c.7/n1-1.parquet", data)
-    assert len((await read_run(store, "c.7"))[0].events) == 1
-    await publish(store, "runs/c.7/n1-1.parquet", data.replace(index, index[:-1] + b"\x01", 1))
-    with pytest.raises(Corrupt, match="n1-1"):
-        await read_run(store, "c.7")
+def test_of_a_newer_version_the_version_is_told():
+    with pytest.raises(UnknownVersion, match="only version 1"):
+        run_events.decode(packed({**DOCUMENT, "version": 2}), "events")
 
 
-async def test_a_text_that_many_rows_have_is_counted_for_each():
-    store = MemoryStore()
-    await publish(store, "runs/c.7/n1-1.parquet", _events(300, ABOUT))
-    assert len((await read_run(store, "c.7"))[0].events) == 300
-    await publish(store, "runs/c.7/n1-1.parquet", _events(200, ABOUT, "x" * 100_000))
-    with pytest.raises(Corrupt, match="more text"):
-        await read_run(store, "c.7")
+def test_a_file_may_have_fields_of_a_newer_release():
+    assert run_events.decode(packed({**DOCUMENT, "more": 1}), "events") == node_run("n1")

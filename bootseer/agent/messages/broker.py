@@ -5,8 +5,8 @@ Imports the standard library only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from bootseer.ipc.request import Verbs
 
@@ -34,15 +34,13 @@ class MountKind(IntEnum):
     ENVIRONMENT = 3
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorker:
+class StartWorker(NamedTuple):
     """Start a worker. Reply: its handle, and a descriptor of its channel."""
 
     role: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartImageServer:
+class StartImageServer(NamedTuple):
     """Mount an image, and start the worker that serves it. Reply: as for `StartWorker`.
 
     Attributes:
@@ -54,23 +52,20 @@ class StartImageServer:
     is_tree: int
 
 
-@dataclass(frozen=True, slots=True)
-class KillWorker:
+class KillWorker(NamedTuple):
     """Kill a worker, and wait for its end, at most a second."""
 
     handle: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unmount:
+class Unmount(NamedTuple):
     """Unmount, even while in use; a `MountKind` and its number."""
 
     mount: int
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class SetReadAhead:
+class SetReadAhead(NamedTuple):
     """Set the kernel's read-ahead for a mount; a `MountKind`, its number, KiB."""
 
     mount: int
@@ -78,25 +73,23 @@ class SetReadAhead:
     kib: int
 
 
-@dataclass(frozen=True, slots=True)
-class CreateOverlay:
+class CreateOverlay(NamedTuple):
     """Create overlays over the folders 0, 1, … of a served tree.
 
     Reply: the number of the first overlay.
 
     Attributes:
         image: number of the tree's mount.
-        count: number of folders.
+        folders: how many of them.
         read_only: the overlays refuse changes.
     """
 
     image: int
-    count: int
+    folders: int
     read_only: int
 
 
-@dataclass(frozen=True, slots=True)
-class LocateProcess:
+class LocateProcess(NamedTuple):
     """Locate a process of the job's user.
 
     Reply: whether its root folder differs from the broker's; with a descriptor of its mount
@@ -106,8 +99,7 @@ class LocateProcess:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShowOverlay:
+class ShowOverlay(NamedTuple):
     """Show an overlay in another mount namespace.
 
     With descriptors of a folder there and of the namespace.
@@ -116,8 +108,7 @@ class ShowOverlay:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class MountRoot:
+class MountRoot(NamedTuple):
     """Mount an image of the block cache with the kernel's squashfs, if the administrator lists it.
 
     With descriptors of the entry's manifest, data and map. The entry must stay in use until the
@@ -125,21 +116,18 @@ class MountRoot:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class WatchResidency:
+class WatchResidency(NamedTuple):
     """Watch which pages of a file are in memory; with the file's descriptor.
 
     Reply: the file's length, and a socket that `bootseer.agent.broker.residency_server` serves.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class ClearOverlays:
+class ClearOverlays(NamedTuple):
     """Unmount the overlays."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishJob:
+class FinishJob(NamedTuple):
     """Report that the job has ended, so that the broker exits."""
 
 

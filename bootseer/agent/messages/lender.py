@@ -5,13 +5,12 @@ Imports the standard library only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from bootseer.ipc.request import Verbs
 
 
-@dataclass(frozen=True, slots=True)
-class OpenEntry:
+class OpenEntry(NamedTuple):
     """Open an image's entry in the block cache by its token.
 
     Reply: descriptors of manifest, data and map for readers; of data, map and claims for the
@@ -23,8 +22,7 @@ class OpenEntry:
     token: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CreateEntry:
+class CreateEntry(NamedTuple):
     """Open or create an image's entry; with a descriptor of its manifest in sealed memory.
 
     Missing files of the entry are created. Reply: as for `OpenEntry`.

@@ -44,7 +44,7 @@ from bootseer.image.hot.trace import (
 )
 from bootseer.ipc.channel import unexpected
 from bootseer.startup.plans import add_run
-from bootseer.startup.run_events import MAX_ROWS, NodeRun, drop_old_runs, publish_events
+from bootseer.startup.run_events import NodeRun, drop_old_runs, publish_events
 from bootseer.store.api.base import Store
 from bootseer.units import format_size
 
@@ -327,11 +327,10 @@ async def _publish_waiting(store: Store, waiting: list[dict[str, object]]) -> tu
 
 
 def _node_run(document: dict[str, object]) -> NodeRun:
-    """Decode a run; a newer version may have added fields.
+    """Decode a run.
 
     Raises:
         Corrupt: a field is missing or not acceptable.
     """
     name = "events from the agent"
-    fields = Fields(document, name)
-    return NodeRun.from_fields(fields, fields.items("events", MAX_ROWS), name)
+    return NodeRun.from_fields(Fields(document, name), name)

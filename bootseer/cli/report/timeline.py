@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from bootseer.cli.terminal.console import UNLIMITED, new_table, plain
+from bootseer.cli.terminal.console import plain, printable
 from bootseer.core.event import FALLBACK
 from bootseer.startup.report import NodeStages, Report, Stage
 from bootseer.units import format_duration, format_size
@@ -33,7 +33,7 @@ def show(console: Console, reports: Iterable[Report]) -> None:
     for report in shown:
         nodes = _slowest(report.nodes)
         console.print(_title(report))
-        console.print(_table(console, nodes))
+        console.print(_table(nodes), no_wrap=True, overflow="ellipsis")
         if len(nodes) < len(report.nodes):
             faster = len(report.nodes) - len(nodes)
             console.print(f"the {len(nodes)} slowest nodes; {faster} faster ones: see --json")
@@ -76,27 +76,31 @@ def _title(report: Report) -> Text:
     )
 
 
-def _table(console: Console, nodes: Sequence[NodeStages]) -> Table:
-    table = new_table()
-    for name, justify in (("node", "left"), ("stage", "left"), ("at", "right")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for name in ("took", "bytes"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)  # gives way to the others
+def _table(nodes: Sequence[NodeStages]) -> Text:
+    """Return a line for each stage, of which the details may be cut off at the terminal's edge.
+
+    rich's own table takes as long as all the rest of a report of a few nodes.
+    """
+    rows = [("node", "stage", "at", "took", "bytes", "")]
+    styles = [""]
     for node in nodes:
         for index, stage in enumerate(node.stages):
-            table.add_row(
-                plain(node.node if index == 0 else ""),
-                plain(stage.stage, "yellow" if stage.status == FALLBACK else ""),
-                plain(f"{stage.start_s:.2f} s"),
-                plain(format_duration(stage.seconds) if stage.end_s > stage.start_s else ""),
-                plain(format_size(stage.bytes) if stage.bytes else ""),
-                plain(stage.detail, "dim"),
-            )
-    # Only then the last column gives way; else lines would end in blanks.
-    is_limited = console.width < UNLIMITED
-    table.expand = is_limited and console.measure(table).maximum >= console.width
-    return table
+            name = printable(node.node) if index == 0 else ""
+            took = format_duration(stage.seconds) if stage.end_s > stage.start_s else ""
+            size = format_size(stage.bytes) if stage.bytes else ""
+            start = f"{stage.start_s:.2f} s"
+            detail = printable(stage.detail)
+            rows.append((name, printable(stage.stage), start, took, size, detail))
+            styles.append("yellow" if stage.status == FALLBACK else "")
+    w = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for (name, stage_name, start, took, size, detail), style in zip(rows, styles, strict=True):
+        line = Text(set_cell_size(name, w[0]) + "  ")
+        line.append(set_cell_size(stage_name, w[1]), style)
+        line.append(f"  {start:>{w[2]}}  {took:>{w[3]}}  {size:>{w[4]}}")
+        lines.append(line.append(f"  {detail}" if detail else "", "dim"))
+    lines[0].stylize("dim")
+    return Text("\n").join(lines)
 
 
 def _tell_unexplained(console: Console, nodes: Sequence[NodeStages]) -> None:

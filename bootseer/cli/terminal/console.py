@@ -38,7 +38,12 @@ def plain(text: str, style: str = "") -> Text:
     """Return text of any origin without markup and control characters."""
     from rich.text import Text
 
-    return Text("".join(c if c.isprintable() else "\ufffd" for c in text), style)
+    return Text(printable(text), style)
+
+
+def printable(text: str) -> str:
+    """Return text of any origin without control characters."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def new_table(*columns: str, overflow: OverflowMethod = "fold") -> Table:

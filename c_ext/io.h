@@ -42,9 +42,10 @@ typedef struct bs_window bs_window;
 /* Read a file's ranges ahead and hold them in memory as long as the process lives. Thread-safe. */
 int bs_window_open(int fd, uint64_t size_bytes, bs_window **out);
 
-/* Bring [start, stop) into the page cache; returns the bytes read, short only at end of file. */
+/* Bring [start, stop) into the page cache; returns the bytes read, short only at end of file.
+ * waited, unless NULL, says whether the thread has slept for them: else they were there. */
 int64_t bs_window_read(bs_window *self, uint64_t start, uint64_t stop, uint8_t *scratch,
-                       size_t scratch_bytes);
+                       size_t scratch_bytes, int *waited);
 
 /* Lock [start, stop) in memory; returns the bytes locked. */
 int64_t bs_window_pin(bs_window *self, uint64_t start, uint64_t stop);

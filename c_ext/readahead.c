@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 struct bs_window {
@@ -45,10 +46,18 @@ int bs_window_open(int fd, uint64_t size_bytes, bs_window **out)
     return 0;
 }
 
+static long sleeps(void)
+{
+    struct rusage used;
+
+    return getrusage(RUSAGE_THREAD, &used) == 0 ? used.ru_nvcsw : -1;
+}
+
 int64_t bs_window_read(bs_window *self, uint64_t start, uint64_t stop, uint8_t *scratch,
-                       size_t scratch_bytes)
+                       size_t scratch_bytes, int *waited)
 {
     uint64_t at = start;
+    long before = sleeps();
 
     while (at < stop) {
         size_t want = stop - at < scratch_bytes ? (size_t)(stop - at) : scratch_bytes;
@@ -62,6 +71,8 @@ int64_t bs_window_read(bs_window *self, uint64_t start, uint64_t stop, uint8_t *
             break;
         at += (uint64_t)got;
     }
+    if (waited != NULL)
+        *waited = sleeps() != before;
     return (int64_t)(at - start);
 }
 

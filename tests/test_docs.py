@@ -10,9 +10,10 @@ import pytest
 from bootseer import config
 from bootseer.checkpoint.files import parts, stripe_manifest
 from bootseer.cli.main import COMMANDS
-from bootseer.core import access_log, event, image_manifest, table, warm_plan
+from bootseer.core import access_log, image_manifest, table, warm_plan
 from bootseer.env.client import key
 from bootseer.image.hot import hotset, pack, trace
+from bootseer.startup import run_events
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -70,7 +71,8 @@ def test_commands_that_are_mentioned_exist():
     for path in DOCS:
         named = set(
             re.findall(
-                r"(?:`|^ {4}|bin/)bootseer (?!warm plan|checkpoint reads|environment key)([a-z]+)",
+                r"(?:`|^ {4}|bin/)bootseer "
+                r"(?!warm plan|checkpoint reads|environment key|events)([a-z]+)",
                 path.read_text(),
                 re.MULTILINE,
             )
@@ -98,7 +100,7 @@ def test_relative_links_resolve(path):
         ("trace", trace),
         ("hotset", hotset),
         ("warm-plan", warm_plan),
-        ("event", event),
+        ("event", run_events),
         ("stripe", stripe_manifest),
         ("reads", access_log),
         ("image", image_manifest),

@@ -178,7 +178,7 @@ class FilesPrefetch:
                 return
             for start, stop in coalesce(file.ranges):
                 read = lib.bs_window_read(
-                    handle[0], start, min(stop, size_bytes), self._scratch, _PIECE_BYTES
+                    handle[0], start, min(stop, size_bytes), self._scratch, _PIECE_BYTES, ffi.NULL
                 )
                 if read <= 0:
                     return

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf
 from threading import Condition, Event, Lock
@@ -39,8 +40,17 @@ _WINDOWS = 10
 late, with fewer reads under way it would stay low, and the limit would go down to two reads."""
 _PROBE_S = 1.0
 """Now and then a read has the store to itself. BBR's ProbeRTT, more often: a prefetch is short."""
-_MEMORY_S = 0.0001
-"""A quicker read comes from memory, and says nothing about the store."""
+
+
+@dataclass(slots=True)
+class Read:
+    """A read under way.
+
+    Attributes:
+        waited: for the store; what was in memory already says nothing about it.
+    """
+
+    waited: bool = True
 
 
 class UnderWay:
@@ -82,8 +92,9 @@ class UnderWay:
         self._changed = Condition()
 
     @contextmanager
-    def piece(self, size_bytes: int) -> Iterator[None]:
+    def piece(self, size_bytes: int) -> Iterator[Read]:
         """Wait until a piece may be read; its read is under way within the context."""
+        read = Read()
         with self._changed:
             while not self.has_room(size_bytes):
                 self._changed.wait()
@@ -93,15 +104,13 @@ class UnderWay:
                 self._begin_window(begun_s)
             self._bytes += size_bytes
         try:
-            yield
+            yield read
         finally:
             with self._changed:
                 self._bytes -= size_bytes
-                self._done_bytes += size_bytes
-                self._reads += 1
-                if self._is_limited:
+                if self._is_limited and read.waited:
                     self._note(size_bytes, self._now() - begun_s)
-                if probes:
+                if probes and read.waited:
                     self._begin_window(self._now())
                     self._probe_at_s = self._since_s + _PROBE_S
                 # Not all threads: most would only wait again, and use the job's processors for it.
@@ -115,7 +124,9 @@ class UnderWay:
 
     def _note(self, size_bytes: int, took_s: float) -> None:
         """Adapt to the time of a read, and now and then to the rate."""
-        if size_bytes >= _SMALL_BYTES and took_s > _MEMORY_S:
+        self._done_bytes += size_bytes
+        self._reads += 1
+        if size_bytes >= _SMALL_BYTES:
             self._quickest_s = min(self._quickest_s, took_s)
         now_s = self._now()
         passed_s = now_s - self._since_s
@@ -264,8 +275,12 @@ class Prefetch:
         at = piece.start
         while at < piece.stop:
             stop = min(piece.stop, at + self._under_way.read_bytes)
-            with self._under_way.piece(stop - at):
-                read = int(lib.bs_window_read(self._handle, at, stop, self._scratch, PIECE_BYTES))
+            waited = ffi.new("int *")
+            with self._under_way.piece(stop - at) as under_way:
+                read = int(
+                    lib.bs_window_read(self._handle, at, stop, self._scratch, PIECE_BYTES, waited)
+                )
+                under_way.waited = bool(waited[0])
             if read < 0:
                 return read
             if not read:

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+from bootseer_dev.files.slow_share import FolderView
 
 from bootseer._io import lib
 from bootseer.core.ranges import ByteRange
+from bootseer.fuse.root_mounts import MountOptions
+from bootseer.fuse.serve_view import serve
 from bootseer.image.hot import prefetch as image_prefetch
 from bootseer.image.hot.prefetch import (
     PIECE_BYTES,
@@ -157,6 +160,38 @@ async def test_each_stream_gives_way_once_when_nobody_waits_any_more(opened, ker
     assert len(system.ranges("bs_io_idle")) == 1
     names = [name for name, *_ in system.calls]
     assert names.index("bs_io_idle") < names.index("bs_window_read", 2)
+
+
+@pytest.mark.fuse
+@pytest.mark.root
+@pytest.mark.leaves_open  # the folder is its process's
+async def test_it_is_known_which_reads_waited_for_the_store(tmp_path, kernel):
+    """Reads from memory looked like a store so near that two reads kept it busy."""
+    waits = []
+
+    def read(*arguments):
+        found = lib.bs_window_read(*arguments)
+        waits.append(arguments[-1][0])
+        return found
+
+    kernel(bs_window_read=read)
+    source, mountpoint = tmp_path / "source", tmp_path / "mnt"
+    source.mkdir()
+    mountpoint.mkdir()
+    (source / "image").write_bytes(bytes(SIZE))
+    async with trio.open_nursery() as nursery:
+        view = FolderView(source, latency_s=0.005)
+        await nursery.start(serve, view, mountpoint, MountOptions(read_only=True))
+        fd = await trio.to_thread.run_sync(os.open, mountpoint / "image", os.O_RDONLY)
+        for expected in (1, 0):  # the first holds in memory what it has read
+            prefetch = Prefetch(fd, SIZE, streams=2, others_wait=True)
+            before = prefetch._under_way.limit_bytes
+            await prefetch.run(iter(PIECES))
+            assert prefetch.pinned_bytes and set(waits) == {expected}
+            waits.clear()
+        assert prefetch._under_way.limit_bytes == before
+        await trio.to_thread.run_sync(os.close, fd)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_budget_is_kept_to(opened, monkeypatch):

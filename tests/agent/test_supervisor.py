@@ -243,8 +243,8 @@ async def test_a_run_that_cannot_be_removed_is_still_published(agent, monkeypatc
         def unlink(self, missing_ok):
             raise OSError(errno.EROFS, "read-only file system")
 
-    async def publish(context, recording, waiting, began_ns):
-        return Published(True, "x", [])
+    async def publish(context, recording, waiting, began_ns, told):
+        told.append(Published(True, "x", []))
 
     monkeypatch.setattr(spool, "read_waiting", lambda *_: [(OnReadOnlyDisk(), {})])
     monkeypatch.setattr(publish_recording, "_publish_by_worker", publish)
@@ -294,6 +294,9 @@ async def test_a_store_that_does_not_answer_costs_the_next_epilog_nothing(
     answers.append(Published(True, "x", []))
     assert await publish_with(agent) == (True, "x")
     assert not outage.exists() and spool.read_waiting(cache_dir, USER) == []
+    answers.append(Published(True, "y", [], is_last=False))  # then it dies in the merge
+    assert await publish_with(agent) == (True, "y")
+    assert spool.read_waiting(cache_dir, USER) == []
 
 
 async def test_an_outage_at_the_start_is_known_to_the_next_job(agent, tmp_path):
@@ -340,9 +343,9 @@ async def test_a_run_that_has_to_wait_on_stays(agent, tmp_path, monkeypatch):
     for number in (1, 2, 3):
         spool.put(cache_dir, USER, run_of(agent, number))
 
-    async def publish(context, recording, waiting, began_ns):
+    async def publish(context, recording, waiting, began_ns, told):
         assert [run["run"] for _, run in waiting] == ["c.1", "c.2", "c.3"]
-        return Published(True, "x", [1])
+        told.append(Published(True, "x", [1]))
 
     monkeypatch.setattr(publish_recording, "_publish_by_worker", publish)
     await publish_with(agent)

@@ -503,17 +503,19 @@ class EventsWanted(NamedTuple):
 
 
 class Published(NamedTuple):
-    """From `publish`: the result, as the last message.
+    """From `publish`: the result, as the last message; or what is done before hot sets are merged.
 
     Attributes:
         ok: whether this run's events are in the store.
         detail: a line for people.
         left: indexes of the waiting runs to keep on the node.
+        is_last: nothing more will be published.
     """
 
     ok: bool
     detail: str
     left: list[int]
+    is_last: bool = True
 
 
 ToWorker = (

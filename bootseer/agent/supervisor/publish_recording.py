@@ -54,7 +54,7 @@ async def publish(
     waiting: list[spool.Waiting] = []
     with suppress(BootseerError, OSError):  # reported below, where it matters
         waiting = spool.read_waiting(cache_dir, uid)
-    published = Published(False, f"not within {timeout_s:.1f} s", [])
+    why, told = f"not within {timeout_s:.1f} s", list[Published]()
     outages, store_url = context.outages, context.store_url
     recording = PublishRecording(
         kind,
@@ -63,13 +63,14 @@ async def publish(
         checkpoint.ahead if checkpoint is not None else [],
     )
     if outage := outages.recent(store_url):
-        published = Published(False, f"store {store_url} is not asked: {outage}", [])
+        why = f"store {store_url} is not asked: {outage}"
     else:
         with trio.move_on_after(timeout_s):
             try:
-                published = await _publish_by_worker(context, recording, waiting, began_ns)
+                await _publish_by_worker(context, recording, waiting, began_ns, told)
             except (BootseerError, OSError) as error:
-                published = Published(False, str(error), [])
+                why = str(error)
+    published = told[-1] if told else Published(False, why, [])
     detail = one_line(published.detail)
     if published.ok:
         outages.clear(store_url)
@@ -91,13 +92,19 @@ async def _publish_by_worker(
     recording: PublishRecording,
     waiting: Sequence[spool.Waiting],
     began_ns: int,
-) -> Published:
-    """Publish this run and the waiting ones in a worker."""
+    told: list[Published],
+) -> None:
+    """Publish this run and the waiting ones in a worker.
+
+    Args:
+        context, recording, waiting, began_ns: what is published.
+        told: takes the worker's result, and before that what it has done so far.
+    """
     worker = await start(context.broker, Role.PUBLISH)
     try:
         await worker.send_task(context.job, context.config)
         await worker.channel.send(recording)
-        return await _handle_messages(context, worker, recording.kind, waiting, began_ns)
+        await _handle_messages(context, worker, recording.kind, waiting, began_ns, told)
     finally:
         with trio.CancelScope(shield=True):
             await worker.end()
@@ -109,7 +116,8 @@ async def _handle_messages(
     kind: str,
     waiting: Sequence[spool.Waiting],
     began_ns: int,
-) -> Published:
+    told: list[Published],
+) -> None:
     while True:
         match message := await worker.channel.receive_only():
             case StageEnded():
@@ -120,10 +128,12 @@ async def _handle_messages(
                 run = _run_document(context, kind, began_ns)
                 await worker.channel.send(PublishEvents(run, [each for _, each in waiting]))
             case Published():
-                # Now the worker removes old runs, if there is time.
-                with trio.move_on_after(_TIDY_S, shield=True), suppress(Closed):
-                    await worker.channel.receive_only()
-                return message
+                told[:] = [message]
+                if message.is_last:
+                    # Now the worker removes old runs, if there is time.
+                    with trio.move_on_after(_TIDY_S, shield=True), suppress(Closed):
+                        await worker.channel.receive_only()
+                    return
             case _:
                 raise unexpected(message)
 

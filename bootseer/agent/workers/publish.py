@@ -88,6 +88,8 @@ async def run(task: Task) -> None:
         if is_spare and (to_merge := await _traces(task, store, images, 1)):
             hot_bytes = await _plan(task, store, recording)
         if to_merge:
+            left = list(range(len(waiting)))
+            await task.channel.send(Published(True, "no time to merge", left, is_last=False))
             merged = {digest: await _merge(task, store, digest) for digest in to_merge}
             hot_bytes = (hot_bytes or {}) | merged
             waiting = await _events(task, store)

@@ -89,7 +89,9 @@ async def run(task: Task) -> None:
             hot_bytes = await _plan(task, store, recording)
         if to_merge:
             left = list(range(len(waiting)))
-            await task.channel.send(Published(True, "no time to merge", left, is_last=False))
+            await task.channel.send(
+                Published(True, "no time to merge hot sets", left, is_last=False)
+            )
             merged = {digest: await _merge(task, store, digest) for digest in to_merge}
             hot_bytes = (hot_bytes or {}) | merged
             waiting = await _events(task, store)

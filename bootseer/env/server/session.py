@@ -200,7 +200,8 @@ class _Session:
                     text = f"waiting for {name}, where the same command is running"
                     await self.connection.send(Notice(text))
                     is_told = True
-                if other is None:  # it was given up a moment ago
+                if other is None:  # it was given up a moment ago, or this node does not see it yet
+                    await trio.sleep(pauses.pause_s(1))
                     continue
                 with trio.move_on_at(deadline):
                     await key_lease.wait_for_end(self.context.store, folder, other, pauses)

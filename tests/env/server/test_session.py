@@ -17,7 +17,7 @@ from bootseer.env.snapshot.restore_stats import RestoreStats
 from bootseer.errors import Corrupt, Denied, NoSpace, Unavailable
 from bootseer.image.library import catalog as images
 from bootseer.store import key_lease
-from bootseer.store.api.base import publish, read_all
+from bootseer.store.api.base import FolderListing, publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import FlakyStore, HangingStore, ReadOnlyStore
 from bootseer.units import format_size
@@ -554,6 +554,27 @@ async def test_who_waits_too_long_goes_on_alone(lab, target):
     assert (done.status, lab.runs()) == (0, 1)
     assert "other on elsewhere has not captured it within 0 s" in done.text
     assert await repository.list_snapshots(lab.store) == []
+
+
+class UnlistedClaims(FlakyStore):
+    """As NFS with attribute caches: what another node has just made is there, but not listed."""
+
+    async def around(self, operation, name, call):
+        found = await super().around(operation, name, call)
+        is_claims = operation == "list" and name.startswith("env/claims/")
+        return FolderListing() if is_claims else found
+
+
+async def test_a_claim_that_is_not_listed_yet_is_not_asked_for_without_a_pause(
+    lab, target, monkeypatch
+):
+    monkeypatch.setattr("bootseer.env.server.session._PAUSES_S", (0.2, 0.2))
+    await hold(lab, target, MAKE.format(target))
+    store = UnlistedClaims(lab.store, lambda *_: False)
+    done = await lab.run(MAKE.format(target), target, wait_s=1, context=lab.context(store))
+    assert "somebody has not captured it within 1 s" in done.text
+    looks = [name for operation, name in store.calls if operation == "create"]
+    assert 2 <= len([name for name in looks if name.startswith("env/claims/")]) <= 12
 
 
 async def test_a_claim_whose_holder_is_gone_runs_out(lab, target, monkeypatch):

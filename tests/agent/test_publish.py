@@ -91,6 +91,7 @@ async def test_an_image_that_is_mounted_twice_has_one_trace_of_both(kind):
     assert task.channel.said.ok, task.channel.said
     told = [message for message in task.channel.heard if isinstance(message, Published)]
     assert [message.is_last for message in told] == [False, True]  # there may be no time to merge
+    assert told[0].detail.startswith(f"{told[1].detail};")  # "published to" the store, both
     hot_set = await read_hot_set(task.memory, DIGEST)
     hot = sorted(r.range for r in hot_set.ranges)
     assert hot == [ByteRange(0, 3 * MIB), ByteRange(8 * MIB, 9 * MIB)]

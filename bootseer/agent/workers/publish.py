@@ -88,10 +88,9 @@ async def run(task: Task) -> None:
         if is_spare and (to_merge := await _traces(task, store, images, 1)):
             hot_bytes = await _plan(task, store, recording)
         if to_merge:
+            detail = f"{store.url}; no time to merge hot sets"
             left = list(range(len(waiting)))
-            await task.channel.send(
-                Published(True, "no time to merge hot sets", left, is_last=False)
-            )
+            await task.channel.send(Published(True, detail, left, is_last=False))
             merged = {digest: await _merge(task, store, digest) for digest in to_merge}
             hot_bytes = (hot_bytes or {}) | merged
             waiting = await _events(task, store)

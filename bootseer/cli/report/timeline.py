@@ -92,12 +92,12 @@ def _table(nodes: Sequence[NodeStages]) -> Text:
             detail = printable(stage.detail)
             rows.append((name, printable(stage.stage), start, took, size, detail))
             styles.append("yellow" if stage.status == FALLBACK else "")
-    w = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    width = [max(map(cell_len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
     lines = []
     for (name, stage_name, start, took, size, detail), style in zip(rows, styles, strict=True):
-        line = Text(set_cell_size(name, w[0]) + "  ")
-        line.append(set_cell_size(stage_name, w[1]), style)
-        line.append(f"  {start:>{w[2]}}  {took:>{w[3]}}  {size:>{w[4]}}")
+        line = Text(set_cell_size(name, width[0]) + "  ")
+        line.append(set_cell_size(stage_name, width[1]), style)
+        line.append(f"  {start:>{width[2]}}  {took:>{width[3]}}  {size:>{width[4]}}")
         lines.append(line.append(f"  {detail}" if detail else "", "dim"))
     lines[0].stylize("dim")
     return Text("\n").join(lines)

@@ -1,13 +1,4 @@
-"""Try again an operation of a store that failed for a passing cause.
-
-Others wait and try again, each what is more than one operation:
-
-- `bootseer.store.hdfs.writer` creates a file again, on other machines, until its first bytes
-  arrive.
-- `bootseer.checkpoint.mount.publisher` publishes a file again until the mount ends.
-- `bootseer.image.library.import_lease` asks again whether another node has imported an image.
-- `bootseer.store.key_lease` asks again whether the one that another node holds has ended.
-"""
+"""Try again an operation of a store that failed for a passing cause."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -10,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-import bootseer
 from bootseer.errors import Closed, Conflict, Denied, NotFound, Transient
 from bootseer.store.api.base import publish, read_all
 from bootseer.store.memory import MemoryStore
-from bootseer.store.wrappers import retry
 from bootseer.store.wrappers.backoff import Backoff
 from bootseer.store.wrappers.base import WrappedStore
 from bootseer.store.wrappers.limit import LimitStore
@@ -36,16 +32,6 @@ CONTENT = bytes(range(200))
 @pytest.fixture
 def memory() -> MemoryStore:
     return MemoryStore()
-
-
-def test_it_names_all_others_that_pause_and_try_again() -> None:
-    folder = Path(bootseer.__file__).parent
-    others = set()
-    for path in folder.rglob("*.py"):
-        name = ".".join(path.relative_to(folder.parent).with_suffix("").parts)
-        if ".pause_s(" in path.read_text() and not name.startswith("bootseer.store.wrappers."):
-            others.add(name)
-    assert others == set(re.findall(r"`([\w.]+)`", retry.__doc__ or ""))
 
 
 # Backoff

@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import bootseer_dev
+import click
 import pytest
 from rich.table import Table
 
 import bootseer
 from bootseer.cli.report import timeline
-from bootseer.cli.terminal.console import console
+from bootseer.cli.terminal.console import console, line_width, print_lines
 from bootseer.core.event import FALLBACK, Event
 from bootseer.startup.report import build
 from bootseer.startup.run_events import NodeRun
@@ -66,10 +67,22 @@ def test_a_report_is_neither_cut_nor_filled_up_in_a_pipe(monkeypatch):
     monkeypatch.setattr(sys, "stdout", out)
     event = Event("image.identify", 0, 10**9, "agent", FALLBACK, detail=SENTENCE.strip())
     run = NodeRun("c.7", 7, "k", "n1", "cold", 0, (event,))
-    timeline.show(console(), [build([run])])
+    print_lines(timeline.write([build([run])], line_width()))
     lines = out.getvalue().splitlines()
     assert sum(SENTENCE.strip() in line for line in lines) == 2  # the stage, and the fallback
     assert max(map(len, lines)) < 2 * len(SENTENCE)
+
+
+@pytest.mark.parametrize(
+    ("env", "is_styled"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_lines_are_styled_where_a_terminal_shows_it(monkeypatch, env, is_styled):
+    for name, value in {"NO_COLOR": "", "TERM": "xterm", **env}.items():
+        monkeypatch.setenv(name, value)
+    out = Output(True)
+    monkeypatch.setattr(sys, "stdout", out)
+    print_lines([click.style("bold", bold=True)])
+    assert ("\x1b" in out.getvalue()) == is_styled
 
 
 def test_there_is_no_other_console():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bootseer.cli.terminal.console import print_json
+from bootseer.cli.terminal.console import line_width, print_json, print_lines
 from bootseer.errors import BootseerError, NotFound
 
 if TYPE_CHECKING:
@@ -45,9 +45,8 @@ def report(job: int, user: str | None, alone: bool, as_json: bool) -> None:
         print_json([r.document() for r in reports])
         return
     from bootseer.cli.report import timeline
-    from bootseer.cli.terminal.console import console
 
-    timeline.show(console(), reports)
+    print_lines(timeline.write(reports, line_width()))
 
 
 async def _reports(store: Store, owner: str, job: int, alone: bool) -> list[Report]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -32,6 +35,20 @@ def console(*, err: bool = False) -> Console:
     if (sys.stderr if err else sys.stdout).isatty():
         return Console(stderr=err)
     return Console(stderr=err, width=UNLIMITED, height=_LINES)
+
+
+def line_width() -> int:
+    """Return the width of the terminal that standard output is; `UNLIMITED` for pipes and files."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines with click's styles; without these where the terminal shall or can not show any.
+
+    See https://no-color.org.
+    """
+    is_colourless = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    click.echo("\n".join(lines), color=False if is_colourless else None)
 
 
 def plain(text: str, style: str = "") -> Text:

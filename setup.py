@@ -13,6 +13,8 @@ NEEDED = {
     "Python.h": ("python3-dev", "python3-devel"),
     "lz4.h": ("liblz4-dev", "lz4-devel"),
     "xxhash.h": ("libxxhash-dev", "xxhash-devel"),
+    "zlib.h": ("zlib1g-dev", "zlib-devel"),
+    "zstd.h": ("libzstd-dev", "libzstd-devel"),
     # pyfuse3, which is compiled when it is installed, finds libfuse3 by pkg-config.
     "fuse3/fuse_lowlevel.h": ("libfuse3-dev", "fuse3-devel"),
 }
@@ -49,5 +51,5 @@ if BUILDS.intersection(sys.argv) and (lacks := missing()):
         f"  RHEL:            dnf install {rhel.replace(',', '')}\n"
     )
 
-# The one thing pyproject.toml cannot say: the C extension is built by cffi.
-setup(cffi_modules=["c_ext/build_io.py:ffi"])
+# The one thing pyproject.toml cannot say: the C extensions are built by cffi.
+setup(cffi_modules=["c_ext/build_io.py:ffi", "c_ext/squashfs/build_squashfs.py:ffi"])

@@ -37,6 +37,8 @@ def dist_info(tmp_path):
         ("Python.h", ("python3-dev", "python3-devel")),
         ("lz4.h", ("liblz4-dev", "lz4-devel")),
         ("xxhash.h", ("libxxhash-dev", "xxhash-devel")),
+        ("zlib.h", ("zlib1g-dev", "zlib-devel")),
+        ("zstd.h", ("libzstd-dev", "libzstd-devel")),
         ("fuse3/fuse_lowlevel.h", ("libfuse3-dev", "fuse3-devel")),
     ],
 )

@@ -18,6 +18,11 @@ from bootseer.store.local.atomic_file import new_file
 
 _NO_OPTIONS = "srun does not know --bootseer, and nothing is warmed or recorded"
 _HOOKS = {"bootseer-prolog", "bootseer-epilog"}
+_NO_HOOK = "slurmd runs it for each job: nothing is warmed, nothing is recorded"
+_WITHOUT = dict.fromkeys(_HOOKS, _NO_HOOK) | {
+    "bootseer-importer": "Pyxis cannot get images from BootSeer's store",
+    "bootseer-squashfuse": "Enroot cannot mount images by it, which halves their starts",
+}
 
 
 def _install() -> str:
@@ -200,11 +205,7 @@ def _scripts(machine: Machine) -> Found:
             what = f"{path} is not executable (mode {file.stat().st_mode & 0o777:04o})"
         if not what:
             continue
-        why = (
-            "slurmd runs it for each job: nothing is warmed, nothing is recorded"
-            if name in _HOOKS
-            else "Pyxis cannot get images from BootSeer's store"
-        )
+        why = _WITHOUT[name]
         fix = _opener(machine, path) if file.is_file() else None
         mend = f"chmod 755 {path}" if file.is_file() else _install()
         if name in _HOOKS:

@@ -332,7 +332,7 @@ def test_rpm_installs_upgrades_and_removes_them(tmp_path):
     old, new = (Build(TARGETS["rpm"], revision).version for revision in (1, 2))
     rpm = "rpm --force-debian --nodeps"  # no package of Debian's is in its database
     with running_slurm("rpm", tmp_path) as machine:
-        needs = "rpm python3 fuse3 libfuse3-3 liblz4-1 libxxhash0 libpython3.11"
+        needs = "rpm python3 fuse3 libfuse3-3 liblz4-1 libxxhash0 libzstd1 libpython3.11"
         machine.run(f"apt-get update && apt-get install --yes --no-install-recommends {needs}")
         before, files_before = state(machine), named_after_us(machine)
         put_packages(machine, first)

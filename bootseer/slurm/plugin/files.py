@@ -21,6 +21,7 @@ SCRIPTS = {
     "bootseer-prolog": "prolog",
     "bootseer-epilog": "epilog",
     "bootseer-importer": "importer",
+    "bootseer-squashfuse": "squashfuse",
 }
 
 

@@ -18,11 +18,13 @@ _BUILDS = (
     "liblz4-dev",
     "libslurm-dev",
     "libxxhash-dev",
+    "libzstd-dev",
     "make",
     "pkg-config",
     "python3-dev",
     "python3-venv",
     "rpm",
+    "zlib1g-dev",
 )
 _HAS_SLURM = ("ca-certificates", "dbus", "munge", "slurm-wlm", "systemd-sysv", "squashfs-tools")
 """What a machine has before BootSeer comes, and what its jobs make an image with."""

@@ -1,0 +1,145 @@
+"""``bootseer-squashfuse``: mounts squashfs images in the way of squashfuse, in half the time.
+
+Container runtimes start it in place of squashfuse. What it does not support, it leaves to the real
+one, so that a container starts in any case: images compressed with xz or lzma, and options that
+are not of libfuse, uid, gid or offset.
+
+Runs as the user, often in a user namespace. Imports the standard library and bootseer's C
+extension only: Enroot waits for the mount.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+_REAL = "squashfuse"
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Where the real one is looked for, after the PATH."""
+_ANY = 0xFFFFFFFF
+"""For C: files keep their owner."""
+_NUMBERS = {"uid": _ANY, "gid": _ANY, "offset": 0}
+
+
+class MountRequest(NamedTuple):
+    """What the command line asks for.
+
+    Attributes:
+        image, mountpoint: paths.
+        is_foreground: serve in this process.
+        fuse: options for libfuse.
+        uid, gid: owner of all files; 2**32 - 1 keeps the image's.
+        offset: where the image begins in its file, in bytes.
+    """
+
+    image: str
+    mountpoint: str
+    is_foreground: bool
+    fuse: list[str]
+    uid: int
+    gid: int
+    offset: int
+
+
+def parse(arguments: Sequence[str]) -> MountRequest | None:
+    """Parse the command line of squashfuse; None if it asks for more than is supported here.
+
+    Args:
+        arguments: without the program's name.
+    """
+    left = iter(arguments)
+    paths, options = [], []
+    is_foreground = False
+    for argument in left:
+        if argument == "-f":
+            is_foreground = True
+        elif argument == "-o":
+            options += next(left, "").split(",")
+        elif argument.startswith("-o"):
+            options += argument[2:].split(",")
+        elif argument.startswith("-"):
+            return None
+        else:
+            paths.append(argument)
+    numbers, fuse = dict(_NUMBERS), []
+    for option in options:
+        name, _, value = option.partition("=")
+        if name not in numbers:
+            fuse.append(option)
+        elif value.isascii() and value.isdigit() and int(value) < 1 << 63:
+            numbers[name] = int(value)
+        else:
+            return None
+    if len(paths) != 2 or max(numbers["uid"], numbers["gid"]) > _ANY or "" in fuse:
+        return None
+    return MountRequest(paths[0], paths[1], is_foreground, fuse, **numbers)
+
+
+def serve(wanted: MountRequest) -> None:
+    """Mount an image and serve it until it is unmounted; in the background, unless asked not to.
+
+    Does not return: the process exits.
+
+    Raises:
+        OSError: it cannot be served here, and is not mounted.
+    """
+    from bootseer._squashfs import ffi, lib
+
+    fd = os.open(wanted.image, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        opened = ffi.new("sq_image **")
+        _check(lib.sq_open(fd, wanted.offset, opened))
+        options = ["ro", f"fsname={_REAL}", f"subtype={_REAL}", *wanted.fuse]
+        words = ["bootseer-squashfuse", "-o", ",".join(options)]
+        kept = [ffi.new("char[]", os.fsencode(word)) for word in words]
+        given = ffi.new("sq_options *", (wanted.uid, wanted.gid, wanted.is_foreground))
+        # At a signal the server unmounts from the folder above it: libfuse is not to look there.
+        mountpoint = os.fsencode(os.path.abspath(wanted.mountpoint))
+        try:
+            _check(lib.sq_serve(opened[0], mountpoint, given, [*kept, ffi.NULL]))
+        finally:
+            lib.sq_close(opened[0])
+    finally:
+        os.close(fd)
+
+
+def _check(result: int) -> None:
+    if result < 0:
+        raise OSError(-result, os.strerror(-result))
+
+
+def _others(program: str) -> Iterator[str]:
+    """Yield programs of the real one's name, in the order of the PATH."""
+    ours = os.path.realpath(program)
+    for folder in f"{os.environ.get('PATH', '')}:{_PATH}".split(":"):
+        path = f"{folder}/{_REAL}"
+        if folder.startswith("/") and os.access(path, os.X_OK) and os.path.realpath(path) != ours:
+            yield path
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the program, or the real one in its place; returns the exit code.
+
+    Args:
+        argv: the command line; its first word is this program's path.
+    """
+    wanted = parse(argv[1:])
+    why = "an option is not supported"
+    if wanted is not None:
+        try:
+            serve(wanted)
+        except (OSError, ImportError) as error:
+            why = str(error)
+    for path in _others(argv[0]):
+        if wanted is not None:
+            _say(f"{wanted.image} is left to {path}: {why}")
+        os.execv(path, [path, *argv[1:]])
+    _say(f"there is no squashfuse to leave this to ({why}); install it")
+    return 1
+
+
+def _say(line: str) -> None:
+    shown = "".join(c if c.isprintable() else "?" for c in line)
+    print(f"bootseer-squashfuse: {shown}", file=sys.stderr, flush=True)

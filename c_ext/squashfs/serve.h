@@ -1,0 +1,21 @@
+/* Mount a squashfs image by FUSE, and serve it. */
+#ifndef BOOTSEER_SQUASHFS_SERVE_H
+#define BOOTSEER_SQUASHFS_SERVE_H
+
+#include "image.h"
+
+typedef struct {
+    uint32_t uid; /* of all files, unless it is SQ_NONE */
+    uint32_t gid;
+    int foreground; /* otherwise a process in the background serves, and this one exits */
+} sq_options;
+
+/* Mount an open image at a path, load its tables, and serve until it is unmounted or a signal
+ * arrives. Then the process exits: this returns a negative errno if the image cannot be served, and
+ * is not mounted; otherwise it does not return.
+ *
+ * `arguments` are for libfuse, beginning with the program's name and ending with NULL. */
+int sq_serve(sq_image *image, const char *mountpoint, const sq_options *options,
+             const char *const *arguments);
+
+#endif

@@ -108,6 +108,42 @@ def squashfs_seeds():
         return made
 
 
+@cache
+def squashfuse_seeds():
+    """For the reader in C: images of each compressor, with all kinds of files; and LZO alone."""
+    import lzallright
+
+    text = b"all the same, all the same, " * 60 + random.Random(4).randbytes(300)
+    made = [bytes(lzallright.LZOCompressor().compress(text)), *squashfs_seeds()]
+    if shutil.which("mksquashfs") is None:
+        return made
+    with tempfile.TemporaryDirectory() as folder:
+        top = Path(folder, "top")
+        (top / "dir").mkdir(parents=True)
+        for number in range(300):
+            (top / "dir" / f"{number}").write_bytes(b"content " * (number % 9))
+        (top / "large").write_bytes(random.Random(5).randbytes(5000) + b"text" * 900)
+        os.link(top / "large", top / "again")
+        with open(top / "sparse", "wb") as file:
+            file.truncate(3 * 4096 + 5)
+        (top / "link").symlink_to("dir/1")
+        os.mkfifo(top / "pipe")
+        with suppress(OSError):
+            os.setxattr(top / "large", "user.key", b"value")
+            for name in ("large", "dir"):
+                os.setxattr(top / name, "user.same", b"v" * 300)
+        plain = ["-noI", "-noD", "-noF", "-noX", "-noId"]
+        for options in ([], plain, ["-no-fragments"]):
+            for compressor in ("gzip", "lzo", "lz4", "zstd"):
+                out = Path(folder, f"image-{len(made)}")
+                command = ["mksquashfs", top, out, "-b", "4096", "-comp", compressor, "-noappend"]
+                command += ["-quiet", "-no-progress", "-nopad", "-p", "device c 644 0 0 1 3"]
+                command += ["-all-time", "5", "-mkfs-time", "5", *options]
+                subprocess.run(command, check=True, capture_output=True)
+                made.append(out.read_bytes())
+    return made
+
+
 def run_squashfs(data):
     with in_memory(data) as path:
         found = superblock.find_tables(data[:96], len(data))

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fuzz_images import block_seeds
+from fuzz_images import block_seeds, squashfuse_seeds
 from fuzz_tables import index_seeds
 
 ROOT = Path(__file__).parents[2]
-FLAGS = ("-g", "-O1", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-Ic_ext", "-Ispank")
+INCLUDED = ("-Ic_ext", "-Ic_ext/squashfs", "-Ispank")
+FLAGS = ("-g", "-O1", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", *INCLUDED)
 SANITIZERS = ("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined")
 BS_FOLDER, BS_FILE, BS_BEGIN, BS_PART, BS_NAME, BS_LINK, BS_ATTRIBUTE, BS_FINISH = range(8)
 
@@ -98,6 +99,7 @@ def _steps() -> list[bytes]:
 
 
 TREE = ("c_ext/tree.c", "c_ext/tree_check.c", "c_ext/blocks.c")
+SQUASHFS = tuple(f"c_ext/squashfs/{name}.c" for name in ("image", "codec", "lzo", "cache"))
 
 PROGRAMS = {
     program.name: program
@@ -105,6 +107,12 @@ PROGRAMS = {
         Program("tree", TREE, _trees, libraries=("-llz4",)),
         Program("unpack", ("c_ext/unpack.c", "c_ext/remove.c"), _steps),
         Program("blocks", ("c_ext/blocks.c",), block_seeds, libraries=("-llz4",)),
+        Program(
+            "squashfuse",
+            SQUASHFS,
+            squashfuse_seeds,
+            libraries=("-lzstd", "-llz4", "-lz", "-lpthread"),
+        ),
         Program(
             "options",
             ("spank/options.c",),

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from bootseer.posix import check_result
+
 _REAL = "squashfuse"
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where the real one is looked for, after the PATH."""
@@ -90,24 +92,18 @@ def serve(wanted: MountRequest) -> None:
     fd = os.open(wanted.image, os.O_RDONLY | os.O_CLOEXEC)
     try:
         opened = ffi.new("sq_image **")
-        _check(lib.sq_open(fd, wanted.offset, opened))
+        check_result(lib.sq_open(fd, wanted.offset, opened))
         options = ["ro", f"fsname={_REAL}", f"subtype={_REAL}", *wanted.fuse]
         words = ["bootseer-squashfuse", "-o", ",".join(options)]
         kept = [ffi.new("char[]", os.fsencode(word)) for word in words]
         given = ffi.new("sq_options *", (wanted.uid, wanted.gid, wanted.is_foreground))
-        # At a signal the server unmounts from the folder above it: libfuse is not to look there.
         mountpoint = os.fsencode(os.path.abspath(wanted.mountpoint))
         try:
-            _check(lib.sq_serve(opened[0], mountpoint, given, [*kept, ffi.NULL]))
+            check_result(lib.sq_serve(opened[0], mountpoint, given, [*kept, ffi.NULL]))
         finally:
             lib.sq_close(opened[0])
     finally:
         os.close(fd)
-
-
-def _check(result: int) -> None:
-    if result < 0:
-        raise OSError(-result, os.strerror(-result))
 
 
 def _others(program: str) -> Iterator[str]:

@@ -55,7 +55,7 @@ typedef struct {
 
 #define SQ_NONE UINT32_MAX
 
-/* A block of a file's content, as it is stored; stored_bytes 0 stands for zeros. */
+/* A block of a file's content, as it is stored; a length of 0 stands for zeros. */
 typedef struct {
     uint64_t at;
     uint32_t stored; /* length, and SQ_BLOCK_RAW */

@@ -373,17 +373,24 @@ static void reply_value(fuse_req_t request, const uint8_t *value, size_t value_b
         fuse_reply_buf(request, (const char *)value, value_bytes);
 }
 
+static int open_xattrs(const server *self, fuse_ino_t node, sq_xattrs *out)
+{
+    sq_inode inode;
+    int rc;
+
+    if (!sq_has_xattrs(self->image))
+        return -ENOSYS; /* the kernel asks for none any more */
+    rc = find(self, node, &inode);
+    return rc < 0 ? rc : sq_open_xattrs(self->image, &inode, out);
+}
+
 static void get_xattr(fuse_req_t request, fuse_ino_t node, const char *name, size_t room)
 {
     const server *self = fuse_req_userdata(request);
-    sq_inode inode;
     sq_xattrs all;
     sq_xattr one;
-    /* After ENOSYS the kernel asks for none any more. */
-    int rc = sq_has_xattrs(self->image) ? find(self, node, &inode) : -ENOSYS;
+    int rc = open_xattrs(self, node, &all);
 
-    if (rc == 0)
-        rc = sq_open_xattrs(self->image, &inode, &all);
     while (rc == 0 && (rc = sq_next_xattr(self->image, &all, &one)) == 0) {
         size_t prefix = strlen(one.prefix);
 
@@ -401,15 +408,10 @@ static void list_xattrs(fuse_req_t request, fuse_ino_t node, size_t room)
     const server *self = fuse_req_userdata(request);
     buffers *own = get_buffers(self, UINT16_MAX);
     size_t used = 0;
-    sq_inode inode;
     sq_xattrs all;
     sq_xattr one;
-    int rc = sq_has_xattrs(self->image) ? 0 : -ENOSYS;
+    int rc = own == NULL ? -ENOMEM : open_xattrs(self, node, &all);
 
-    if (rc == 0)
-        rc = own == NULL ? -ENOMEM : find(self, node, &inode);
-    if (rc == 0)
-        rc = sq_open_xattrs(self->image, &inode, &all);
     while (rc == 0 && (rc = sq_next_xattr(self->image, &all, &one)) == 0) {
         size_t prefix = strlen(one.prefix);
 
@@ -520,22 +522,13 @@ static void serve_and_exit(server *self, int parent, const char *name, const sig
 /* Mount the session, load the image and serve it; returns a negative errno, or does not return. */
 static int mount_and_serve(server *self, const char *mountpoint)
 {
-    char *copy = strdup(mountpoint), *slash;
+    const char *slash = strrchr(mountpoint, '/');
+    char *folder = slash ? strndup(mountpoint, (size_t)(slash - mountpoint) + 1) : NULL;
+    int parent = folder ? open(folder, O_PATH | O_CLOEXEC) : -1;
     sigset_t signals = ending_signals(), before;
-    const char *name = copy;
-    int parent = -1, rc = -EIO;
+    int rc = -EIO;
 
-    if (copy == NULL)
-        return -ENOMEM;
-    while ((slash = strrchr(copy, '/')) != NULL && slash > copy && slash[1] == '\0')
-        *slash = '\0';
-    if (slash != NULL) {
-        name = slash + 1;
-        parent = slash == copy ? open("/", O_PATH | O_CLOEXEC) : -1;
-        *slash = '\0';
-    }
-    if (parent < 0)
-        parent = open(slash != NULL ? copy : ".", O_PATH | O_CLOEXEC);
+    free(folder);
     if (parent >= 0 && fuse_session_mount(self->session, mountpoint) == 0) {
         /* Whoever waits for the mount waits for the tables: Enroot allows the mount little time. */
         rc = sq_load(self->image);
@@ -545,13 +538,12 @@ static int mount_and_serve(server *self, const char *mountpoint)
         if (rc == 0)
             rc = start_threads(self);
         if (rc == 0)
-            serve_and_exit(self, parent, name, &signals);
+            serve_and_exit(self, parent, slash + 1, &signals);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         fuse_session_unmount(self->session);
     }
     if (parent >= 0)
         close(parent);
-    free(copy);
     return rc;
 }
 

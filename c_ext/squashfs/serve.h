@@ -14,7 +14,8 @@ typedef struct {
  * arrives. Then the process exits: this returns a negative errno if the image cannot be served, and
  * is not mounted; otherwise it does not return.
  *
- * `arguments` are for libfuse, beginning with the program's name and ending with NULL. */
+ * `mountpoint` is absolute: at a signal the server is in the folder above it. `arguments` are for
+ * libfuse, beginning with the program's name and ending with NULL. */
 int sq_serve(sq_image *image, const char *mountpoint, const sq_options *options,
              const char *const *arguments);
 

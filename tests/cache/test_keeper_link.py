@@ -13,7 +13,13 @@ import trio
 from bootseer_dev.material.stored_image import cache_in, keeper_link, manifest_of, open_entry
 
 from bootseer.cache.keeper import BlockClaim, BlockKeeper
-from bootseer.cache.keeper_link import MAX_BLOCKS, MAX_BYTES, KeeperLink, serve_keeper
+from bootseer.cache.keeper_link import (
+    MAX_BLOCKS,
+    MAX_BYTES,
+    KeeperLink,
+    serve_keeper,
+    shared_memory,
+)
 from bootseer.errors import Closed, Corrupt, NoSpace, Unavailable
 
 pytestmark = pytest.mark.root  # the cache's folder has to be root's
@@ -128,20 +134,22 @@ async def memory_link(manifest, claims=None):
     fds = [os.memfd_create(name) for name in ("data", "map")]
     fds.append(os.memfd_create("claims") if claims is None else os.open(*claims))
     keeper = BlockKeeper(*fds, manifest, lambda size_bytes: True)
+    memory = shared_memory()
     pairs = [socket.socketpair() for _ in range(2)]
     threads = [
-        threading.Thread(target=serve_keeper, args=(keeper, manifest, theirs))
+        threading.Thread(target=serve_keeper, args=(keeper, manifest, theirs, memory))
         for _, theirs in pairs
     ]
     for thread in threads:
         thread.start()
-    link = KeeperLink.of(*(ours.detach() for ours, _ in pairs))
+    link = KeeperLink.of(*(ours.detach() for ours, _ in pairs), os.dup(memory))
     try:
         yield link
     finally:
         link.close()
         for thread in threads:
             thread.join()
+        os.close(memory)
         keeper.close()
 
 
@@ -149,7 +157,7 @@ async def memory_link(manifest, claims=None):
 def bare_link():
     """A link, and the other ends of its sockets for claims and for blocks."""
     pairs = [socket.socketpair() for _ in range(2)]
-    link = KeeperLink(*(ours for ours, _ in pairs))
+    link = KeeperLink(*(ours for ours, _ in pairs), shared_memory())
     try:
         yield link, *(theirs for _, theirs in pairs)
     finally:
@@ -198,30 +206,75 @@ async def test_a_keepers_error_is_raised_and_the_link_continues():
         await link.keep([1], b"x")
 
 
-def request(what, blocks, data=b"", size_bytes=None):
-    size_bytes = len(data) if size_bytes is None else size_bytes
-    return struct.pack("<BxxxII", what, len(blocks), size_bytes) + array("I", blocks) + data
+def request(what, blocks, size_bytes=0):
+    return struct.pack("<BxxxII", what, len(blocks), size_bytes) + array("I", blocks)
+
+
+@contextmanager
+def served(entry):
+    """The other end of a socket to a keeper, and the memory that is shared with it."""
+    keeper, memory = entry.keeper(lambda size_bytes: True), shared_memory()
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=serve_keeper, args=(keeper, MANIFEST, theirs, memory))
+    thread.start()
+    with ours:
+        yield ours, memory
+    thread.join()
+    os.close(memory)
+    keeper.close()
 
 
 def test_frames_are_as_they_are_described(entry):
-    keeper = entry.keeper(lambda size_bytes: True)
-    ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=serve_keeper, args=(keeper, MANIFEST, theirs))
-    thread.start()
     answers = [
         (request(1, [3, 10]), 0, b"\1\1"),
-        (request(4, [3], content(3)), 0, b""),
+        (request(4, [3], BLOCK), 0, b""),
         (request(1, [3]), 0, b"\2"),
         (request(2, [3]), 0, b"\1"),
         (request(3, [3, 10]), 0, b""),
         (request(4, [3]), 2, b"there are no bytes of block 3"),
     ]
-    with ours:
+    with served(entry) as (ours, memory):
+        os.pwrite(memory, content(3), 0)
         for asked, how, said in answers:
             ours.sendall(asked)
             assert ours.recv(1000) == struct.pack("<BxxxI", how, len(said)) + said
-    thread.join()
-    keeper.close()
+
+
+def test_the_shared_memory_keeps_its_length(entry):
+    with served(entry) as (_, memory):
+        for size_bytes in (0, 1 << 30):
+            with pytest.raises(PermissionError):
+                os.ftruncate(memory, size_bytes)
+        with pytest.raises(PermissionError):
+            os.pwrite(memory, b"x", MAX_BYTES)
+        assert os.fstat(memory).st_size == MAX_BYTES
+
+
+def test_bytes_that_change_in_the_shared_memory_are_never_kept_wrong(entry):
+    """Who writes them may change them while the keeper compares them with their digests."""
+    good, bad = content(3), bytes(BLOCK)
+    outcomes = set()
+    changing = threading.Event()
+
+    def change(memory):
+        while not changing.is_set():
+            os.pwrite(memory, bad, 0)
+            os.pwrite(memory, good, 0)
+
+    with served(entry) as (ours, memory):
+        os.pwrite(memory, good, 0)
+        changer = threading.Thread(target=change, args=(memory,))
+        changer.start()
+        for _ in range(300):
+            ours.sendall(request(4, [3], BLOCK))
+            outcomes.add(ours.recv(1000)[0])
+            blocks = entry.blocks()
+            assert blocks.read(3 * BLOCK, BLOCK) in (None, good)
+            assert not blocks.damaged
+            blocks.close()
+        changing.set()
+        changer.join()
+    assert outcomes <= {0, 2} and 0 in outcomes
 
 
 @pytest.mark.parametrize(
@@ -232,22 +285,16 @@ def test_frames_are_as_they_are_described(entry):
         request(1, [3, 4, 3]),
         request(1, []),
         request(1, range(MAX_BLOCKS + 1)),
-        request(4, [1], size_bytes=MAX_BYTES + 1),
+        request(4, [1], MAX_BYTES + 1),
         request(77, [1]),
-        request(4, [1], b"x", size_bytes=BLOCK),
+        request(1, [1, 2])[:-1],
         b"\xff" * 12,
     ],
     ids=["behind", "far behind", "twice", "none", "many", "long", "what", "cut", "noise"],
 )
 def test_an_invalid_request_ends_the_link(entry, said):
-    keeper = entry.keeper(lambda size_bytes: True)
-    ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=serve_keeper, args=(keeper, MANIFEST, theirs))
-    thread.start()
-    with ours:
+    with served(entry) as (ours, _):
         ours.sendall(said)
         ours.shutdown(socket.SHUT_WR)
         with suppress(ConnectionResetError):  # not all of it was read
             assert ours.recv(1) == b""
-    thread.join()
-    keeper.close()

@@ -1,6 +1,6 @@
 """The decoders of what processes tell each other over sockets."""
 
-import random
+import os
 import socket
 import struct
 from contextlib import suppress
@@ -13,7 +13,7 @@ from fuzz_tables import image_manifest
 
 from bootseer.agent.messages import broker, control, lender, worker
 from bootseer.agent.node.job import Job
-from bootseer.cache.keeper_link import serve_keeper
+from bootseer.cache.keeper_link import serve_keeper, shared_memory
 from bootseer.core.access_log import AccessedFile
 from bootseer.core.event import Event
 from bootseer.core.ranges import ByteRange
@@ -201,9 +201,8 @@ class Keeper:
 
 
 def _link_seeds():
-    block = random.Random(1).randbytes(20_000)[:4096]
     asked = [struct.pack("<BxxxII2I", what, 2, 0, 0, 1) for what in (1, 2, 3)]
-    return [b"".join(asked), struct.pack("<BxxxIII", 4, 1, 4096, 0) + block]
+    return [b"".join(asked), struct.pack("<BxxxIII", 4, 1, 4096, 0)]
 
 
 def run_link(data):
@@ -211,8 +210,10 @@ def run_link(data):
     ours, theirs = _sent(data)
     # For the answers, which nobody reads.
     theirs.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _ANSWERS_BYTES)
+    memory = shared_memory()
     with ours:
-        serve_keeper(Keeper(made), made, theirs)
+        serve_keeper(Keeper(made), made, theirs, memory)
+    os.close(memory)
 
 
 REQUESTS = (

@@ -132,8 +132,8 @@ class StopCheckpoint(NamedTuple):
 class BlocksLent(NamedTuple):
     """To `serve_image`: the node's cached blocks of the image.
 
-    With descriptors of manifest, data and map, and two sockets to the block keeper: see
-    `bootseer.cache.keeper_link`.
+    With descriptors of manifest, data and map, two sockets to the block keeper, and the memory that
+    is shared with it: see `bootseer.cache.keeper_link`.
     """
 
 

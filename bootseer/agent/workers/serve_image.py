@@ -225,10 +225,10 @@ async def _open_cache(
                 os.close(memory)
             answer, fds = await task.channel.receive()
         if isinstance(answer, BlocksLent):
-            manifest_fd, data_fd, map_fd, claims, blocks = exactly(fds, 5)
+            manifest_fd, data_fd, map_fd, *link = exactly(fds, 6)
             with os.fdopen(manifest_fd, "rb") as file:
                 manifest = image_format.decode(file.read(), f"the manifest of {digest}", digest)
-            return manifest, CachedBlocks(data_fd, map_fd, manifest), KeeperLink.of(claims, blocks)
+            return manifest, CachedBlocks(data_fd, map_fd, manifest), KeeperLink.of(*link)
     _, manifest = await catalog.read_manifest(store, digest)
     return manifest, None, None
 

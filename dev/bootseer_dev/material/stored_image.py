@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from bootseer.cache.folder import BlockCache
-from bootseer.cache.keeper_link import KeeperLink, serve_keeper
+from bootseer.cache.keeper_link import KeeperLink, serve_keeper, shared_memory
 from bootseer.cache.token import seal_manifest
 from bootseer.core import image_manifest
 from bootseer.core.image_manifest import ImageManifest, block_digest
@@ -76,20 +76,22 @@ async def keeper_link(
 ) -> AsyncIterator[KeeperLink]:
     """Have a keeper of an entry at work in threads, as the lender has."""
     keeper = entry.keeper(has_room)
+    memory = shared_memory()
     ours, threads = [], []
     for _ in range(2):
         end, theirs = socket.socketpair()
         ours.append(end)
-        arguments = (keeper, entry.manifest, theirs)
+        arguments = (keeper, entry.manifest, theirs, memory)
         threads.append(threading.Thread(target=serve_keeper, args=arguments))
         threads[-1].start()
-    link = KeeperLink(*ours)
+    link = KeeperLink(*ours, os.dup(memory))
     try:
         yield link
     finally:
         link.close()
         for thread in threads:
             thread.join()
+        os.close(memory)
         keeper.close()
 
 

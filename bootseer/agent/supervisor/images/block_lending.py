@@ -18,6 +18,7 @@ from bootseer.agent.supervisor.images.image_cache import (
 )
 from bootseer.agent.supervisor.images.kernel_mount import KernelMount
 from bootseer.agent.supervisor.worker_process import Worker
+from bootseer.cache.keeper_link import shared_memory
 from bootseer.errors import BootseerError, NotFound
 from bootseer.ipc.request_client import RequestClient
 
@@ -75,7 +76,9 @@ class BlockLending:
                 end, its = socket.socketpair()
                 ends.append(end)
                 given.append(theirs.enter_context(its).fileno())
-            nursery.start_soon(lent.keep, ends)
+            memory = shared_memory()
+            given.append(memory)
+            nursery.start_soon(lent.keep, ends, memory)
             await send(BlocksLent(), given)
 
     async def _open_entry(self, wanted: BorrowBlocks, fds: list[int]) -> CacheEntryHandle:

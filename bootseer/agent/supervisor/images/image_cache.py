@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -35,16 +36,21 @@ class CacheEntryHandle:
         has_room = Room(self._room.reserve).take
         self._keeper = BlockKeeper(data, block_map, claims, manifest, has_room)
 
-    async def keep(self, ends: list[socket.socket]) -> None:
+    async def keep(self, ends: list[socket.socket], memory: int) -> None:
         """Serve the block keeper until the other ends are closed; then close the entry.
+
+        Args:
+            ends: of the sockets.
+            memory: descriptor of the memory that is shared with the other ends; taken over.
 
         Cancellation: the threads finish their current request, and the entry is closed with this
         process.
         """
         async with trio.open_nursery() as nursery:
             for end in ends:
-                call = partial(serve_keeper, self._keeper, self._manifest, end)
+                call = partial(serve_keeper, self._keeper, self._manifest, end, memory)
                 nursery.start_soon(partial(trio.to_thread.run_sync, call, abandon_on_cancel=True))
+        os.close(memory)
         self.close()
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import trio
 
@@ -48,6 +49,18 @@ class FetchStats:
     packed_bytes: int = 0
 
 
+class FetchedBlock(NamedTuple):
+    """A block, with what was read from the store together with it.
+
+    Attributes:
+        data: all of that.
+        at: where the block begins in it.
+    """
+
+    data: memoryview
+    at: int
+
+
 @dataclass(eq=False, slots=True)
 class _BlockFetch(Fetch):
     """Blocks that are fetched together.
@@ -63,7 +76,7 @@ class _BlockFetch(Fetch):
 
     blocks: Sequence[int]
     pack: PackReader | None = None
-    found: dict[int, memoryview] = field(default_factory=dict)
+    found: dict[int, FetchedBlock] = field(default_factory=dict)
     errors: dict[int, BootseerError] = field(default_factory=dict)
     deadline: float = math.inf
 
@@ -78,6 +91,7 @@ class BlockFetcher:
 
     Attributes:
         stats: what was read so far.
+        blocks_per_fetch: limit.
     """
 
     def __init__(
@@ -108,9 +122,9 @@ class BlockFetcher:
             nursery, self._run, self._next_ahead, _AHEAD, _AHEAD_BESIDE_URGENT
         )
         self._keeping_bytes = 0
-        self._blocks_per_fetch = MAX_BYTES // manifest.block_bytes
+        self.blocks_per_fetch = MAX_BYTES // manifest.block_bytes
 
-    async def fetch(self, wanted: list[int], *, is_urgent: bool) -> dict[int, memoryview]:
+    async def fetch(self, wanted: list[int], *, is_urgent: bool) -> dict[int, FetchedBlock]:
         """Fetch blocks, or join the fetches that bring them.
 
         Args:
@@ -127,14 +141,14 @@ class BlockFetcher:
 
         Cancellation: the fetches go on.
         """
-        for run in runs(wanted, lambda i: (self._under_way.get(i), i // self._blocks_per_fetch)):
+        for run in runs(wanted, lambda i: (self._under_way.get(i), i // self.blocks_per_fetch)):
             fetch = self._under_way.get(run.start) or self._enqueue(_BlockFetch(run))
             if is_urgent:
                 fetch.deadline = min(fetch.deadline, trio.current_time() + self._deadline_s)
                 self._waiting.pop(fetch, None)
                 self._scheduler.promote(fetch)
         self._scheduler.start_ahead()
-        found: dict[int, memoryview] = {}
+        found: dict[int, FetchedBlock] = {}
         for fetch in dict.fromkeys(self._under_way[i] for i in wanted):
             if not fetch.ended.is_set():
                 with trio.fail_at(fetch.deadline if is_urgent else math.inf):
@@ -144,6 +158,13 @@ class BlockFetcher:
                     raise fetch.errors[index].again()
             found |= fetch.found
         return found
+
+    def enqueue_ahead(self, wanted: range) -> None:
+        """Queue blocks that are read ahead, unless the cache could not hold them until then."""
+        if wanted and self._cache.grows:
+            missing = self._cache.missing(wanted)
+            for run in self.runs(i for i in missing if i not in self._under_way):
+                self._enqueue(_BlockFetch(run))
 
     def enqueue_packed(self, pack: PackReader, wanted: list[int]) -> None:
         """Queue blocks of a pack that are read ahead along with the wanted ones.
@@ -155,19 +176,17 @@ class BlockFetcher:
             for run in pack.runs(i for i in missing if i not in self._under_way):
                 self._enqueue(_BlockFetch(run, pack))
 
-    async def read(self, run: range) -> memoryview:
+    async def read(self, run: range) -> dict[int, FetchedBlock]:
         """Read consecutive blocks of the image from the store, past the cache.
 
         Raises:
             BootseerError: the store does not give them.
         """
-        data = await self._source.read(self._manifest, run)
-        self._count(data)
-        return data
+        return self._locate(run, await self._read(run))
 
     def runs(self, blocks: Iterable[int]) -> Iterator[range]:
         """Cut sorted blocks into runs; `read` takes one."""
-        return runs(blocks, lambda i: i // self._blocks_per_fetch)
+        return runs(blocks, lambda i: i // self.blocks_per_fetch)
 
     async def settle(self) -> None:
         """Wait until all fetches have ended and their blocks are in the node's cache."""
@@ -206,7 +225,7 @@ class BlockFetcher:
         while left:
             run = left.popleft()
             try:
-                data = await self.read(run)
+                data = await self._read(run)
             except Corrupt as error:
                 if len(run) > 1:  # the others may be good
                     left.extendleft(range(i, i + 1) for i in reversed(run))
@@ -241,7 +260,7 @@ class BlockFetcher:
             blocks: one behind the other in ``data``.
             data: all of their bytes.
         """
-        fetch.found |= self._manifest.cut(blocks, data)
+        fetch.found |= self._locate(blocks, data)
         if len(fetch.found) == len(fetch.blocks):
             fetch.ended.set()  # readers need not wait for the disk
         if fetch.is_urgent and self._keeping_bytes >= _KEEPING_BYTES:
@@ -257,6 +276,16 @@ class BlockFetcher:
         """Tell the readers why blocks do not come, and let other servers fetch them."""
         fetch.errors |= dict.fromkeys(run, error)
         await self._cache.release(run)
+
+    async def _read(self, run: range) -> memoryview:
+        data = await self._source.read(self._manifest, run)
+        self._count(data)
+        return data
+
+    def _locate(self, blocks: Sequence[int], data: memoryview) -> dict[int, FetchedBlock]:
+        """Find blocks in ``data``, where they are one behind the other."""
+        block_bytes = self._manifest.block_bytes  # only the image's last block is shorter
+        return {i: FetchedBlock(data, n * block_bytes) for n, i in enumerate(blocks)}
 
     def _count(self, data: memoryview) -> None:
         self.stats.fetches += 1

@@ -11,9 +11,10 @@ from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Unavailable
 from bootseer.image.hot.pack_store import PackSource
 from bootseer.image.library.source import ImageSource
-from bootseer.image.serve.fetcher import BlockFetcher, FetchStats
+from bootseer.image.serve.fetcher import BlockFetcher, FetchedBlock, FetchStats
 from bootseer.image.serve.node_cache import NodeCache
 from bootseer.image.serve.pack_reader import PackReader
+from bootseer.image.serve.sequential import SequentialReaders
 
 _ROUNDS = 3
 """Attempts to read from the cache what it should have, before the store is read past it."""
@@ -53,6 +54,9 @@ class ImageBlocks:
         self._deadline_s = deadline_s
         self._fetcher = BlockFetcher(manifest, source, cache, nursery, deadline_s)
         self._pack: PackReader | None = None
+        self._readers = SequentialReaders(
+            manifest.blocks, manifest.block_bytes, self._fetcher.blocks_per_fetch
+        )
 
     @property
     def stats(self) -> FetchStats:
@@ -105,7 +109,7 @@ class ImageBlocks:
             BootseerError: the store does not give them.
         """
         found = await self._fetcher.fetch(wanted, is_urgent=False)
-        size_bytes = sum(map(len, found.values()))
+        size_bytes = sum(self.manifest.block_range(index).size_bytes for index in found)
         self.stats.filled_bytes += size_bytes
         return size_bytes
 
@@ -115,12 +119,13 @@ class ImageBlocks:
 
     async def _read(self, offset: int, size_bytes: int, is_urgent: bool) -> memoryview:
         blocks = self.manifest.covering(offset, size_bytes)
-        found: dict[int, memoryview] = {}
+        found: dict[int, FetchedBlock] = {}
         for _ in range(_ROUNDS):
             wanted = self._cache.missing(i for i in blocks if i not in found)
             if wanted:
                 if is_urgent:
                     self.urgent_at = trio.current_time()
+                    self._fetcher.enqueue_ahead(self._readers.ahead(blocks))
                 elif self._pack is not None:
                     self._fetcher.enqueue_packed(self._pack, wanted)
                 found |= await self._fetcher.fetch(wanted, is_urgent=is_urgent)
@@ -128,13 +133,13 @@ class ImageBlocks:
             if data is not None:
                 return data
         for run in self._fetcher.runs(i for i in blocks if i not in found):
-            found |= self.manifest.cut(run, await self._fetcher.read(run))
+            found |= await self._fetcher.read(run)
         data = await self._assemble(offset, size_bytes, found)
         assert data is not None  # all blocks are in `found`
         return data
 
     async def _assemble(
-        self, offset: int, size_bytes: int, found: dict[int, memoryview]
+        self, offset: int, size_bytes: int, found: dict[int, FetchedBlock]
     ) -> memoryview | None:
         """Join fetched blocks and blocks of the cache.
 
@@ -143,16 +148,22 @@ class ImageBlocks:
         """
         if not found:
             return await self._cache.read(offset, size_bytes)
+        blocks = self.manifest.covering(offset, size_bytes)
+        if self._are_together(blocks, found):
+            first = found[blocks.start]
+            start = first.at + offset - self.manifest.block_range(blocks.start).start
+            return first.data[start : start + size_bytes]
         stop = offset + size_bytes
         whole = memoryview(bytearray(size_bytes))
         is_whole = True
-        for run in runs(self.manifest.covering(offset, size_bytes), found.__contains__):
+        for run in runs(blocks, found.__contains__):
             for index in run if run.start in found else run[:1]:
                 block = self.manifest.block_range(index)
                 start = max(offset, block.start)
                 if index in found:
                     end = min(stop, block.stop)
-                    data = found[index][start - block.start : end - block.start]
+                    at = found[index].at - block.start
+                    data = found[index].data[at + start : at + end]
                 else:
                     end = min(stop, self.manifest.block_range(run[-1]).stop)
                     cached = await self._cache.read(start, end - start)
@@ -162,3 +173,16 @@ class ImageBlocks:
                     data = cached
                 whole[start - offset : end - offset] = data
         return whole if is_whole else None
+
+    def _are_together(self, blocks: range, found: dict[int, FetchedBlock]) -> bool:
+        """Return whether these blocks were read at once, one behind the other."""
+        first = found.get(blocks.start)
+        if first is None:
+            return False
+        for number, index in enumerate(blocks):
+            block = found.get(index)
+            if block is None or block.data is not first.data:
+                return False
+            if block.at != first.at + number * self.manifest.block_bytes:
+                return False
+        return True

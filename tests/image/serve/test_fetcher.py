@@ -34,7 +34,7 @@ from bootseer.image.serve.view import ImageView
 from bootseer.store.api.base import publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.testing.fault_store import FlakyStore, HangingStore, SlowStore, first
-from bootseer.units import MIB
+from bootseer.units import KIB, MIB
 
 pytestmark = pytest.mark.root  # the cache's folder has to be root's
 BLOCK = 4096
@@ -108,6 +108,32 @@ async def test_blocks_are_fetched_once_and_then_the_nodes(store, job_of):
         assert await blocks.read(0, 5 * BLOCK) == content(0, 5 * BLOCK)
         assert blocks.stats.fetched_bytes == blocks.stats.fetches == 0
     assert job.said == []
+
+
+async def test_a_reader_that_goes_on_finds_the_next_blocks_on_the_node(store, job_of):
+    job = job_of(store)
+    step = 128 * KIB
+    async with job.open() as blocks:
+        for offset in range(0, 5 * step, step):
+            assert await blocks.read(offset, step) == content(offset, step)
+            await blocks.settle()
+        assert blocks.stats.fetches == 4  # three reads, and what is fetched ahead of the next
+        assert blocks.stats.fetched_bytes == 5 * step
+        assert blocks.stats.filled_bytes == 0
+
+
+async def test_nothing_is_fetched_ahead_that_cannot_be_kept(store, job_of):
+    step = 128 * KIB
+    async with job_of(store, has_room=lambda size_bytes: False).open() as full:
+        await full.read(0, step)
+        await full.settle()
+        for offset in range(step, 10 * step, step):
+            assert await full.read(offset, step) == content(offset, step)
+        assert full.stats.fetches == 10
+    async with readable(store, DIGEST, MANIFEST, NodeCache(MANIFEST)) as bare:
+        for offset in range(0, 10 * step, step):
+            assert await bare.read(offset, step) == content(offset, step)
+        assert bare.stats.fetches == 10
 
 
 async def test_neighbours_that_the_node_has_are_read_at_once(store, job_of, monkeypatch):

@@ -110,7 +110,7 @@ class ImagePrefetch:
             raise
         found = ImageFound(path, identity.digest, list(identity.leading))
         await task.channel.send(found, [image.fd])
-        hot_set = None if job.record_only else await self._hot_set(store, identity)
+        hot_set = await self._hot_set(store, identity)
         if hot_set is None:
             # The agent takes its first sample before it reads the next message.
             return self._without_hot_set
@@ -121,22 +121,20 @@ class ImagePrefetch:
         served = await self.readable.wait()
         if isinstance(served, ImageUnreadable):
             return "the image is not served"
-        identity = Identity(served.identity, tuple(served.leading))
-        path, size_bytes = served.path, served.size_bytes
-        hot_set = None if self._task.job.record_only else await self._hot_set(store, identity)
         if self._task.job.image.startswith(ENVIRONMENT):
-            if hot_set is None:
-                return self._without_hot_set
-            return await self._read_files(path, partial(self._hot_content, store), hot_set, AHEAD)
-        image = await trio.to_thread.run_sync(open_served, path, size_bytes)
+            return await self._environment(store, served)
+        # Before all else: a file keeps the read-ahead that it was opened with.
+        image = await trio.to_thread.run_sync(open_served, served.path, served.size_bytes)
         await self._task.channel.send(ServedImageOpened())
+        identity = Identity(served.identity, tuple(served.leading))
+        hot_set = await self._hot_set(store, identity)
         if hot_set is None:
             await self._read_leading(image, identity)
             detail = self._without_hot_set
         elif served.tree:
 
             async def find(hot: list[ByteRange]) -> list[HotFile]:
-                return await trio.to_thread.run_sync(hot_files, Path(path), hot)
+                return await trio.to_thread.run_sync(hot_files, Path(served.path), hot)
 
             detail = await self._read_files(served.tree, find, hot_set)
         else:
@@ -146,6 +144,15 @@ class ImagePrefetch:
             await self.copied.wait()
             detail += "; the image was copied to the node"
         return detail
+
+    async def _environment(self, store: Store, served: ImageReadable) -> str:
+        """Prefetch the files of an environment through its mount."""
+        hot_set = await self._hot_set(store, Identity(served.identity, tuple(served.leading)))
+        if hot_set is None:
+            return self._without_hot_set
+        return await self._read_files(
+            served.path, partial(self._hot_content, store), hot_set, AHEAD
+        )
 
     async def _begin(
         self, hot_set: HotSet, holdout: Sequence[HeldOutPiece] = ()
@@ -202,6 +209,8 @@ class ImagePrefetch:
         return next((path for path in paths if not path.startswith(ENVIRONMENT)), "")
 
     async def _hot_set(self, store: Store, identity: Identity) -> HotSet | None:
+        if self._task.job.record_only:
+            return None
         try:
             async with self._task.stage("hotset.read") as report:
                 hot_set = await read_hot_set(store, identity.digest)

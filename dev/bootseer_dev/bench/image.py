@@ -32,6 +32,11 @@ NAME = "train:v1"
 _CACHE = "/var/cache/bootseer/images"
 _SPEED_PAIRS = 3
 """Of measurements in each round: a disk's speed changes from one second to the next."""
+_TICKS = (
+    "cat $(grep -ls '[b]ootseer.agent' /proc/[0-9]*/cmdline | sed s/cmdline/stat/) 2>/dev/null | "
+    "awk '{ticks += $14 + $15} END {print ticks}';"
+)
+"""Prints the processor time of our processes so far, in clock ticks."""
 _READY = re.compile(r"^ready (\d+)$", re.MULTILINE)
 
 
@@ -60,6 +65,8 @@ class ImageBench:
         store_bytes: read from the store by the last start.
         hot_bytes: of the hot set.
         memory_mib: that the server had at most, while all of the image was read; of each time.
+        miss_cpu_s_per_gb: processor time of all our processes on the node for a GB that was read
+            from the store, by one reader in order; of each time.
     """
 
     def __init__(self, cluster: Cluster, spec: ImageBenchSpec, console: Console, share: Path):
@@ -67,6 +74,7 @@ class ImageBench:
         self.store_bytes = 0.0
         self.hot_bytes = 0.0
         self.memory_mib: list[float] = []
+        self.miss_cpu_s_per_gb: list[float] = []
         self._lab = Lab(cluster, share)
         self._cluster = cluster
         self._console = console
@@ -118,9 +126,11 @@ class ImageBench:
             Name and MB/s. Sequential reads find the node's blocks in memory, and nothing of the
             mount's; random ones find nothing in memory.
         """
-        options = self._options("record")  # nothing is read ahead
+        options = self._options("record")  # nothing is prefetched
         mounted, local = "$BOOTSEER_IMAGE", str(self._local)
-        self._read_all(options)
+        self._forget_blocks()
+        cpu_s = self._read_all(options)
+        self.miss_cpu_s_per_gb.append(cpu_s / (self._stages()["image.serve"]["bytes"] / 1e9))
         for how in ("sequential", "random") * _SPEED_PAIRS:
             for name, path, more in (("mount", mounted, options), ("local", local, ())):
                 self._lab.drop_caches()
@@ -131,11 +141,19 @@ class ImageBench:
                 said = self._run(f"{sys.executable} -m {read_speed.MODULE} {how} {path}", *more)
                 yield f"{how}_{name}_mb_per_s", float(said.split()[-1])
 
-    def _read_all(self, options: tuple[str, ...]) -> None:
-        """Bring all of a served image to the node, and note what the server took for it."""
+    def _read_all(self, options: tuple[str, ...]) -> float:
+        """Bring all of a served image to the node, and note what the server took for it.
+
+        Returns:
+            Seconds of processor time of all our processes.
+        """
         peak = "grep VmHWM /proc/$(pgrep -f '[a]gent.workers.base import.* serve_image ')/status"
-        said = self._run(f"cat $BOOTSEER_IMAGE > /dev/null; {peak}", *options)
-        self.memory_mib.append(int(said.split()[1]) / 1024)
+        said = self._run(
+            f"{_TICKS} cat $BOOTSEER_IMAGE > /dev/null; sleep 1; {_TICKS} {peak}", *options
+        )
+        before, after, _, peak_kib, _ = said.split()
+        self.memory_mib.append(int(peak_kib) / 1024)
+        return (int(after) - int(before)) / os.sysconf("SC_CLK_TCK")
 
     def _run(self, command: str, *options: str) -> str:
         """Run something that is not the start of the image; returns what it says."""
@@ -256,11 +274,13 @@ def run_image_bench(spec: ImageBenchSpec, console: Console) -> None:
     rates = {name: Figure(name, "MB/s", tuple(values)) for name, values in speeds.items()}
     store = Figure("store_bytes_over_hot_set", "x", tuple(store_over_hot))
     memory = Figure("server_memory_mib", "MiB", tuple(bench.memory_mib))
-    measured = [*found.values(), store, memory, *rates.values()]
+    miss_cpu = Figure("miss_cpu_s_per_gb", "s", tuple(bench.miss_cpu_s_per_gb))
+    measured = [*found.values(), store, memory, miss_cpu, *rates.values()]
     ratios = {
         "served_warm_over_local_cold": found["served_warm"].median / found["local_cold"].median,
         "kernel_warm_over_local_warm": found["kernel_warm"].median / found["local_warm"].median,
         "store_bytes_over_hot_set": store.median,
+        "miss_cpu_s_per_gb": miss_cpu.median,
         "random_mount_over_local": statistics.median(
             mount / local
             for mount, local in zip(

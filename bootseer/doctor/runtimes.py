@@ -19,6 +19,7 @@ _RUNTIMES = {
     "apptainer": "Apptainer",
     "singularity": "Singularity",
 }
+_OUR_SQUASHFUSE = "bootseer-squashfuse"
 _HOOKS = "/etc/enroot/hooks.d"
 _NO_HOOK = "containers do not get BOOTSEER_IMAGE, the checkpoint and `bootseer mark`"
 
@@ -36,6 +37,11 @@ def _found(machine: Machine) -> Found:
         yield f"{name} {version}".strip()
     for line in _pyxis(machine):
         yield f"Pyxis, {line.place}"
+    squashfuse = os.path.realpath(machine.find_program("squashfuse") or "/")
+    if os.path.basename(squashfuse) == _OUR_SQUASHFUSE:
+        yield f"squashfuse is {_OUR_SQUASHFUSE}"
+    elif squashfuse != "/" and machine.find_program("enroot"):
+        yield f"squashfuse is {squashfuse}; {scripts_folder()}/{_OUR_SQUASHFUSE} is faster"
 
 
 def _pyxis(machine: Machine) -> list[PluginLine]:

@@ -38,6 +38,20 @@ def test_what_is_there_is_noted(pyxis):
     assert "Pyxis, /etc/slurm/plugstack.conf.d/pyxis.conf:1" in notes
 
 
+def test_it_is_noted_which_squashfuse_enroot_finds(pyxis):
+    (said,) = [note for note in pyxis.notes("runtimes.found") if note.startswith("squashfuse")]
+    assert said.startswith(f"squashfuse is {pyxis.bin}/squashfuse; ")
+    assert said.endswith("/bootseer-squashfuse is faster")
+    pyxis.program("bootseer-squashfuse", "true")
+    pyxis.without("squashfuse")
+    (pyxis.bin / "squashfuse").symlink_to("bootseer-squashfuse")
+    assert "squashfuse is bootseer-squashfuse" in pyxis.notes("runtimes.found")
+    pyxis.without("enroot")
+    pyxis.without("squashfuse")
+    pyxis.program("squashfuse", "true")
+    assert not any("squashfuse" in note for note in pyxis.notes("runtimes.found"))
+
+
 def test_pyxis_that_unpacks(pyxis):
     pyxis.edit(PYXIS, " use_squashfuse=1", "")
     found = pyxis.finding("runtimes.squashfuse")

@@ -74,21 +74,21 @@ class CachedBlocks:
         os.close(self.data_fd)
         os.close(self._map_fd)
 
-    def refresh(self, blocks: range) -> None:
-        """Update the states with blocks that other processes have added."""
+    def refresh(self, blocks: range, *, are_new: bool = False) -> None:
+        """Update the states with blocks that were added to the entry.
+
+        Args:
+            blocks: consecutive blocks of the image.
+            are_new: they have just been written, so lost ones are good again.
+        """
         try:
             found = read_map(self._map_fd, blocks)
         except OSError:
             return  # blocks not known to be present are fetched
         for index, entry in zip(blocks, found, strict=True):
-            if entry and self.states[index] == BlockState.ABSENT:
+            if entry and (are_new or self.states[index] == BlockState.ABSENT):
                 self.sums[index] = entry
                 self.states[index] = BlockState.PRESENT
-
-    def note_kept(self, index: int, data: bytes | memoryview) -> None:
-        """Record that a block with this content has been written to the entry."""
-        self.sums[index] = checksum(data)
-        self.states[index] = BlockState.PRESENT
 
     def missing(self, blocks: Iterable[int]) -> list[int]:
         """List the blocks that are not known to be present."""

@@ -62,7 +62,7 @@ class Start:
         job = JOB._replace(node_index=node_index, nodes=nodes)
         task = SimpleNamespace(job=job, config=Config({}), stage=self.stage)
         async with (
-            readable(self.store, DIGEST, MANIFEST, NodeCache(MANIFEST)) as blocks,
+            readable(self.store, DIGEST, MANIFEST, NodeCache()) as blocks,
             trio.open_nursery() as nursery,
         ):
             yield JobPack(task, self.store, blocks, DIGEST, nursery)

@@ -102,7 +102,7 @@ def test_a_damaged_block_is_missing(entry, keeper, file, how, opened):
     assert blocks.read(7 * BLOCK, BLOCK) is None
     assert 7 in blocks.missing(range(10))
     keeper.keep(7, block(7))
-    blocks.note_kept(7, block(7))
+    blocks.refresh(range(7, 8), are_new=True)
     assert blocks.read(7 * BLOCK, BLOCK) == block(7)
 
 
@@ -128,7 +128,7 @@ def test_lost_blocks_stay_missing_after_a_refresh(entry, keeper, opened):
     assert blocks.missing(range(11)) == [3] and blocks.damaged == 1
     assert not blocks.is_complete
     assert blocks.present_bytes == len(CONTENT) - BLOCK
-    blocks.note_kept(3, block(3))
+    blocks.refresh(range(3, 4), are_new=True)
     assert blocks.is_complete and not blocks.is_lost(3)
 
 
@@ -160,7 +160,11 @@ def test_unreadable_blocks_are_missing(entry, keeper):
     data, block_map = (os.open(entry.path / name, os.O_WRONLY) for name in ("data", "map"))
     with closing(CachedBlocks(data, block_map, entry.manifest)) as blocks:
         assert blocks.missing(range(11)) == list(range(11))
-        blocks.note_kept(3, block(3))
+    data, block_map = (
+        os.open(entry.path / "data", os.O_WRONLY),
+        os.open(entry.path / "map", os.O_RDONLY),
+    )
+    with closing(CachedBlocks(data, block_map, entry.manifest)) as blocks:
         assert blocks.read(3 * BLOCK, 1) is None
         assert blocks.is_lost(3) and blocks.damaged == 1
 

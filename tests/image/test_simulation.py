@@ -260,7 +260,7 @@ class Job:
                 if self.entry is not None:
                     self.cached = self.entry.blocks()
                     self.link = Link(self, self.entry.keeper())
-                self.cache = NodeCache(self.manifest, self.cached, self.link)
+                self.cache = NodeCache(self.cached, self.link)
                 self.source = Source(self.way, self)
                 closing.push_async_callback(self.source.close)
                 if self.world.random.random() < 0.3:

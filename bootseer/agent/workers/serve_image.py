@@ -181,7 +181,7 @@ async def _open_in(
 
     deadline_s = config.image.io_deadline_s
     patience_s = min(PATIENCE_S, deadline_s / 4)
-    cache = NodeCache(manifest, cached, link, note_cache, patience_s)
+    cache = NodeCache(cached, link, note_cache, patience_s)
     blocks = ImageBlocks(manifest, source, cache, nursery, deadline_s)
     view: ImageView | TreeContent
     tree = None

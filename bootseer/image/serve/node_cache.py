@@ -10,7 +10,6 @@ import trio
 from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.cache.keeper import BlockClaim
 from bootseer.cache.keeper_link import KeeperLink
-from bootseer.core.image_manifest import ImageManifest
 from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Closed, NoSpace
 
@@ -31,15 +30,12 @@ class NodeCache:
 
     Attributes:
         cached: the blocks that the node has; None without a cache.
-        manifest: of the image.
-        cached: the blocks that the node has.
         link: to their keeper; without one, no blocks are added.
         note: called once with each reason why the cache is not used as it should be.
         patience_s: how long to wait for other servers, in seconds; less than the deadline of
             readers.
     """
 
-    manifest: ImageManifest
     cached: CachedBlocks | None = None
     link: KeeperLink | None = None
     note: Callable[[str], None] = lambda reason: None
@@ -129,8 +125,8 @@ class NodeCache:
         except BootseerError as error:
             self._fail(error)
             return
-        for index, block in self.manifest.cut(blocks, data):
-            cached.note_kept(index, block)
+        for run in runs(blocks):
+            cached.refresh(run, are_new=True)
 
     async def release(self, blocks: Sequence[int]) -> None:
         """Give up the claims on blocks that are not kept."""

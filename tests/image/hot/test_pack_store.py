@@ -99,7 +99,7 @@ def node(tmp_path):
                 cached = entry.blocks()
                 opened.callback(cached.close)
                 link = await opened.enter_async_context(keeper_link(entry, has_room))
-                own = NodeCache(MANIFEST, cached, link)
+                own = NodeCache(cached, link)
                 source = None
                 try:
                     source = await pack_store.open_pack(store, MANIFEST, DIGEST)
@@ -455,7 +455,7 @@ async def test_of_a_pack_as_much_is_read_at_once_as_of_an_image(store, autojump_
     hanging.operations = {"pread"}
     noting.read.clear()
     async with (
-        readable(noting, DIGEST, MANIFEST, Growing(MANIFEST)) as blocks,
+        readable(noting, DIGEST, MANIFEST, Growing()) as blocks,
         trio.open_nursery() as nursery,
     ):
         blocks.use_pack(source, lambda error: None)

@@ -26,8 +26,8 @@ DIGEST = image_manifest.image_digest(MANIFEST.encode())
 class Kept(NodeCache):
     """A node that has room for some blocks, and keeps them in no time."""
 
-    def __init__(self, manifest=MANIFEST, has=(), room=math.inf):
-        super().__init__(manifest)
+    def __init__(self, has=(), room=math.inf):
+        super().__init__()
         self.has = set(has)
         self.room = room
 
@@ -162,7 +162,7 @@ async def long():
 
 async def test_a_copy_reads_many_parts_at_once(long, autojump_clock):
     store, digest, manifest = long
-    noting, node = Noting(HangingStore(store, {"open"})), Kept(manifest)
+    noting, node = Noting(HangingStore(store, {"open"})), Kept()
     async with (
         readable(noting, digest, manifest, node) as blocks,
         trio.open_nursery() as nursery,
@@ -175,7 +175,7 @@ async def test_a_copy_reads_many_parts_at_once(long, autojump_clock):
 
 async def test_a_copy_that_fails_says_why_and_asks_for_nothing_more(long, autojump_clock):
     store, digest, manifest = long
-    flaky, node = FlakyStore(store, lambda *call: True), Kept(manifest)
+    flaky, node = FlakyStore(store, lambda *call: True), Kept()
     async with readable(flaky, digest, manifest, node) as blocks:
         with pytest.raises(Transient):
             await copy(blocks, node)
@@ -192,7 +192,7 @@ async def test_a_copy_of_which_one_part_fails_says_why(store, autojump_clock):
 
 async def test_a_copy_that_there_is_no_room_for_is_told(long, autojump_clock):
     store, digest, manifest = long
-    noting, node = Noting(store), Kept(manifest, room=2)
+    noting, node = Noting(store), Kept(room=2)
     async with readable(noting, digest, manifest, node) as blocks:
         with pytest.raises(NoSpace):
             await copy(blocks, node)

@@ -62,7 +62,7 @@ class Job:
     @asynccontextmanager
     async def open(self, deadline_s=60.0):
         async with keeper_link(self.entry, self.has_room) as link:
-            node = NodeCache(MANIFEST, self.cached, link, self.said.append)
+            node = NodeCache(self.cached, link, self.said.append)
             async with readable(self.store, DIGEST, MANIFEST, node, deadline_s) as blocks:
                 yield blocks
 
@@ -130,7 +130,7 @@ async def test_nothing_is_fetched_ahead_that_cannot_be_kept(store, job_of):
         for offset in range(step, 10 * step, step):
             assert await full.read(offset, step) == content(offset, step)
         assert full.stats.fetches == 10
-    async with readable(store, DIGEST, MANIFEST, NodeCache(MANIFEST)) as bare:
+    async with readable(store, DIGEST, MANIFEST, NodeCache()) as bare:
         for offset in range(0, 10 * step, step):
             assert await bare.read(offset, step) == content(offset, step)
         assert bare.stats.fetches == 10
@@ -149,7 +149,7 @@ async def test_neighbours_that_the_node_has_are_read_at_once(store, job_of, monk
 
 
 async def test_what_nobody_waits_for_is_counted_by_itself(store, autojump_clock):
-    async with readable(store, DIGEST, MANIFEST, NodeCache(MANIFEST)) as blocks:
+    async with readable(store, DIGEST, MANIFEST, NodeCache()) as blocks:
         await trio.sleep(1)
         assert await blocks.fetch([0, 1, 7]) == 3 * BLOCK
         assert blocks.urgent_at == trio.current_time() - 1
@@ -227,7 +227,7 @@ async def test_who_waits_goes_before_what_is_only_ahead(store, job_of, autojump_
     noting = Noting(store, 1.0)
     order = noting.order
     async with (
-        readable(noting, digest, manifest, NodeCache(manifest)) as blocks,
+        readable(noting, digest, manifest, NodeCache()) as blocks,
         trio.open_nursery() as nursery,
     ):
 
@@ -253,7 +253,7 @@ async def test_who_waits_goes_before_what_is_only_ahead(store, job_of, autojump_
 async def test_while_somebody_waits_little_else_begins(store, autojump_clock, what):
     noting = Noting(store, 1.0)
     async with (
-        readable(noting, DIGEST, MANIFEST, NodeCache(MANIFEST)) as blocks,
+        readable(noting, DIGEST, MANIFEST, NodeCache()) as blocks,
         trio.open_nursery() as nursery,
     ):
 
@@ -285,7 +285,7 @@ class SlowDisk(NodeCache):
     """Keeps what it is given once it is let."""
 
     def __init__(self):
-        super().__init__(MANIFEST)
+        super().__init__()
         self.may_keep = trio.Event()
         self.given, self.released = [], []
 
@@ -343,7 +343,7 @@ async def test_a_reader_waits_for_one_answer_of_the_keeper(store, job_of):
     job = job_of(store)
     async with keeper_link(job.entry) as link:
         keeper = SlowKeeper(link)
-        node = NodeCache(MANIFEST, job.cached, keeper, job.said.append)
+        node = NodeCache(job.cached, keeper, job.said.append)
         async with readable(store, DIGEST, MANIFEST, node) as blocks:
             with trio.fail_after(20):
                 assert await blocks.read(10, 3 * BLOCK) == content(10, 3 * BLOCK)
@@ -440,7 +440,7 @@ async def test_an_object_that_is_cut_short_is_an_error(store, job_of):
 
 async def test_a_store_that_hangs_is_an_error_in_time(store, job_of, autojump_clock):
     hanging = HangingStore(store, {"pread"})
-    node = NodeCache(MANIFEST)
+    node = NodeCache()
     async with readable(hanging, DIGEST, MANIFEST, node, 60.0) as blocks:
         began = trio.current_time()
         with pytest.raises(Unavailable, match=r"no answer from memory: .* within 60 s"):
@@ -455,7 +455,7 @@ async def test_who_asks_again_for_what_did_not_come_does_not_wait_as_long_again(
 ):
     """As the kernel does, when reading ahead has failed."""
     hanging = HangingStore(store, {"pread"})
-    async with readable(hanging, DIGEST, MANIFEST, NodeCache(MANIFEST), 60.0) as blocks:
+    async with readable(hanging, DIGEST, MANIFEST, NodeCache(), 60.0) as blocks:
         began = trio.current_time()
         for _ in range(2):
             with pytest.raises(Unavailable, match="within 60 s"):
@@ -513,7 +513,7 @@ async def test_a_full_cache_fails_no_read(store, job_of):
 async def test_a_keeper_that_is_gone_fails_no_read(store, job_of):
     job = job_of(store)
     async with keeper_link(job.entry) as link:
-        node = NodeCache(MANIFEST, job.cached, link, job.said.append)
+        node = NodeCache(job.cached, link, job.said.append)
         async with readable(store, DIGEST, MANIFEST, node) as blocks:
             assert await blocks.read(0, BLOCK) == content(0, BLOCK)
             link.close()

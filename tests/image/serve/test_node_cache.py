@@ -41,16 +41,16 @@ def blocks_of(*indexes):
 async def test_it_grows_with_a_cache_and_a_way_to_it(entries, mock_clock):
     entry, cached = entries()
     async with keeper_link(entry) as link:
-        assert NodeCache(MANIFEST, cached, link).grows
-        assert not NodeCache(MANIFEST, cached).grows
-        assert not NodeCache(MANIFEST, None, link).grows
+        assert NodeCache(cached, link).grows
+        assert not NodeCache(cached).grows
+        assert not NodeCache(None, link).grows
 
 
 async def test_without_a_cache_everything_is_the_callers_to_fetch(entries):
     entry, cached = entries()
     async with keeper_link(entry) as link:
         for here in ((None, None), (None, link), (cached, None)):
-            node = NodeCache(MANIFEST, *here)
+            node = NodeCache(*here)
             assert await node.claim([1, 2, 5]) == ([1, 2, 5], [])
             assert node.missing(iter([1, 2, 5])) == [1, 2, 5]
             await node.keep([1], blocks_of(1))
@@ -61,7 +61,7 @@ async def test_without_a_cache_everything_is_the_callers_to_fetch(entries):
 async def test_what_is_kept_is_there_for_this_job_and_for_others(entries):
     (entry, cached), (other, others) = entries(), entries()
     async with keeper_link(entry) as link, keeper_link(other) as others_link:
-        node, later = NodeCache(MANIFEST, cached, link), NodeCache(MANIFEST, others, others_link)
+        node, later = NodeCache(cached, link), NodeCache(others, others_link)
         assert await node.claim([1, 2, 5, 7]) == ([1, 2, 5, 7], [])
         assert await later.claim([2, 5, 6]) == ([6], [2, 5])
         await node.keep([1, 2, 5], blocks_of(1, 2, 5))
@@ -83,8 +83,8 @@ async def test_a_cache_without_room_is_left_alone_for_a_while(entries, mock_cloc
 
     (entry, cached), (other, others) = entries(), entries()
     async with keeper_link(entry, has_room) as link, keeper_link(other) as others_link:
-        node = NodeCache(MANIFEST, cached, link, said.append)
-        later = NodeCache(MANIFEST, others, others_link)
+        node = NodeCache(cached, link, said.append)
+        later = NodeCache(others, others_link)
         for times in (1, 2):
             assert node.grows
             await node.claim([1, 2])
@@ -131,7 +131,7 @@ async def test_a_keeper_that_fails_is_done_without_and_asked_again_if_it_is_ther
 ):
     _, cached = entries()
     link, said = Failing(error), []
-    node = NodeCache(MANIFEST, cached, link, said.append)
+    node = NodeCache(cached, link, said.append)
     assert await node.claim([1, 2]) == ([1, 2], [])
     await node.keep([1], blocks_of(1))
     await node.release([2])
@@ -145,7 +145,7 @@ async def test_a_keeper_that_fails_is_done_without_and_asked_again_if_it_is_ther
 async def test_a_keeper_is_done_without_whatever_it_is_that_fails(entries, call):
     _, cached = entries()
     said = []
-    node = NodeCache(MANIFEST, cached, Failing(Closed("it is gone")), said.append)
+    node = NodeCache(cached, Failing(Closed("it is gone")), said.append)
     assert node.grows
     await getattr(node, call)([1], *([blocks_of(1)] if call == "keep" else []))
     assert not node.grows and said == ["the block cache does not grow: it is gone"]
@@ -153,7 +153,7 @@ async def test_a_keeper_is_done_without_whatever_it_is_that_fails(entries, call)
 
 async def test_others_are_waited_for_up_to_the_limit_and_then_never_again(autojump_clock):
     said = []
-    node, other = (NodeCache(MANIFEST, note=said.append, patience_s=2.0) for _ in range(2))
+    node, other = (NodeCache(note=said.append, patience_s=2.0) for _ in range(2))
     await trio.sleep(8)
     assert not await node.wait(6.0)
     assert len(said) == 1 and "another job" in said[0]
@@ -168,6 +168,6 @@ async def test_a_read_that_hangs_in_the_disk_can_be_given_up(entries, monkeypatc
     may_end = threading.Event()
     monkeypatch.setattr(cached, "read", lambda offset, size_bytes: may_end.wait(5))
     with trio.move_on_after(0.01) as scope:
-        await NodeCache(MANIFEST, cached).read(0, BLOCK)
+        await NodeCache(cached).read(0, BLOCK)
     assert scope.cancelled_caught
     may_end.set()

@@ -67,7 +67,7 @@ async def test_what_is_read_is_the_image_and_is_recorded(tmp_path, mountpoint, c
     entry = open_entry(cache_in(tmp_path), manifest)
     async with keeper_link(entry) as link:
         here = None if cached == "nothing" else entry.blocks()
-        node = NodeCache(manifest, here, link)
+        node = NodeCache(here, link)
         async with readable(store, digest, manifest, node) as blocks:
             if cached == "all of it":
                 await copy(blocks, node)

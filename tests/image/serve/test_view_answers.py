@@ -31,7 +31,7 @@ async def shown():
     await store_image(memory, CONTENT, "test")
     shown = SimpleNamespace(is_down=False, errors=errors)
     store = FlakyStore(memory, lambda *call: shown.is_down)
-    async with readable(store, DIGEST, MANIFEST, NodeCache(MANIFEST)) as shown.blocks:
+    async with readable(store, DIGEST, MANIFEST, NodeCache()) as shown.blocks:
         owner = (OTHER_UID, OTHER_GID)
         shown.view = ImageView(shown.blocks, len(CONTENT), 10**18 + 3, *owner, errors.append)
         yield shown

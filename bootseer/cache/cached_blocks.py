@@ -17,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from bootseer.cache.size import SUM_BYTES
 from bootseer.core.image_manifest import ImageManifest
+from bootseer.page_buffer import page_buffer
 
 
 class BlockState(IntEnum):
@@ -122,7 +123,7 @@ class CachedBlocks:
             return None
         start = self.manifest.block_range(blocks[0]).start
         stop = self.manifest.block_range(blocks[-1]).stop
-        data = memoryview(bytearray(stop - start))
+        data = page_buffer(stop - start)
         try:
             got = os.preadv(self.data_fd, [data], start)
         except OSError:

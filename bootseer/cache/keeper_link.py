@@ -22,6 +22,7 @@ from bootseer.cache.keeper import BlockClaim, BlockKeeper
 from bootseer.core.image_manifest import ImageManifest
 from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Closed, Corrupt, NoSpace, Unavailable
+from bootseer.page_buffer import page_buffer
 
 MAX_BYTES = 1024 * 1024
 """Limit of the blocks' bytes in one write request."""
@@ -81,7 +82,7 @@ def serve_keeper(
         memory: descriptor of the `shared_memory`; stays the caller's.
     """
     indexes = memoryview(bytearray(MAX_BLOCKS * _INDEX_BYTES))
-    content = memoryview(bytearray(MAX_BYTES))
+    content = page_buffer(MAX_BYTES)
     with end:
         try:
             while True:

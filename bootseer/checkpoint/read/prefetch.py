@@ -14,6 +14,7 @@ import trio
 
 from bootseer.core.access_log import FileReads, expand
 from bootseer.core.ranges import ByteRange, total_bytes
+from bootseer.page_buffer import page_buffer
 from bootseer.rate_limit import RateLimit
 from bootseer.units import MIB
 
@@ -99,7 +100,7 @@ class CheckpointPrefetch:
             self.files += 1
 
     def _read_range(self, fd: int, byte_range: ByteRange) -> None:
-        buffer = memoryview(bytearray(min(_READ_BYTES, byte_range.size_bytes)))
+        buffer = page_buffer(min(_READ_BYTES, byte_range.size_bytes))
         at = byte_range.start
         while self._may_read(want := min(byte_range.stop - at, len(buffer))):
             got = os.preadv(fd, [buffer[:want]], at)

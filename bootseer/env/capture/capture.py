@@ -18,6 +18,7 @@ from bootseer.env.client.key import EMPTY
 from bootseer.env.client.scan import TreeNode, digested, scan_folder, shape, version
 from bootseer.env.snapshot.index import MAX_NAME_BYTES, MAX_PATH_BYTES, leads_out
 from bootseer.errors import Conflict, Unavailable
+from bootseer.page_buffer import page_buffer
 from bootseer.units import MIB
 
 _READ_BYTES = MIB
@@ -77,7 +78,7 @@ class CaptureResult:
         """
         number, _, below = path.partition(b"/")
         digest = hashlib.sha256()
-        buffer = memoryview(bytearray(_READ_BYTES))
+        buffer = page_buffer(_READ_BYTES)
         try:
             fd = _open(self.folders[int(number)], below)
             try:

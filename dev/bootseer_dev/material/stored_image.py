@@ -84,7 +84,7 @@ async def keeper_link(
         arguments = (keeper, entry.manifest, theirs, memory)
         threads.append(threading.Thread(target=serve_keeper, args=arguments))
         threads[-1].start()
-    link = KeeperLink(*ours, os.dup(memory))
+    link = KeeperLink(ours[0], ours[1], os.dup(memory))
     try:
         yield link
     finally:

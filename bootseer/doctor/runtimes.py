@@ -37,10 +37,10 @@ def _found(machine: Machine) -> Found:
         yield f"{name} {version}".strip()
     for line in _pyxis(machine):
         yield f"Pyxis, {line.place}"
-    squashfuse = os.path.realpath(machine.find_program("squashfuse") or "/")
-    if os.path.basename(squashfuse) == _OUR_SQUASHFUSE:
+    squashfuse = machine.find_program("squashfuse")
+    if squashfuse and os.path.basename(os.path.realpath(squashfuse)) == _OUR_SQUASHFUSE:
         yield f"squashfuse is {_OUR_SQUASHFUSE}"
-    elif squashfuse != "/" and machine.find_program("enroot"):
+    elif squashfuse and machine.find_program("enroot"):
         yield f"squashfuse is {squashfuse}; {scripts_folder()}/{_OUR_SQUASHFUSE} is faster"
 
 

@@ -1,4 +1,4 @@
-"""Find readers that go through an image in order, and say what to fetch ahead of them."""
+"""Find sequential readers of an image, and say what to read ahead for them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class _Reader:
 class SequentialReaders:
     """Follows readers by what they miss; what is cached is read without this process.
 
-    A reader that has read a while in order has some blocks fetched ahead of it, and twice as many
-    each time that it has come through half of them. Most of what is fetched for it is read.
+    Read-ahead starts once a reader has read a while sequentially, and doubles each time that the
+    reader has used half of it. Most of what is read ahead is used.
 
     Attributes:
         blocks: the number of blocks of the image.
@@ -51,7 +51,7 @@ class SequentialReaders:
     _readers: deque[_Reader] = field(default_factory=lambda: deque(maxlen=_READERS))
 
     def ahead(self, missed: range) -> range:
-        """Return the blocks to fetch ahead of the reader that has missed these, often none."""
+        """Return the blocks to read ahead for the reader that missed these; often none."""
         reader = self._find(missed)
         if reader is None:
             self._readers.append(_Reader(missed.start, missed.stop))
@@ -71,7 +71,7 @@ class SequentialReaders:
         return range(start, reader.fetched_to)
 
     def _find(self, missed: range) -> _Reader | None:
-        """Return the reader that goes on with these blocks, as the last one that has missed any."""
+        """Return the reader that continues with these blocks, as the latest from now on."""
         for reader in reversed(self._readers):
             if reader.read_to - 1 <= missed.start <= max(reader.read_to, reader.fetched_to):
                 self._readers.remove(reader)

@@ -96,13 +96,13 @@ static bool enter(const char *kind, int type)
 
 int slurm_spank_task_init(spank_t spank, int count, char **arguments)
 {
-    const struct timespec second = {.tv_sec = 1};
+    const struct timespec longer = {.tv_sec = 3};
     uint32_t tasks = 1;
 
     (void)count;
     (void)arguments;
     if (!enroot && !strcmp(image, "slow"))
-        nanosleep(&second, NULL);
+        nanosleep(&longer, NULL);
     if (!enroot || !*image)
         return 0;
     pthread_mutex_lock(&shared->mutex);

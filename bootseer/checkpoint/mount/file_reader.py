@@ -14,14 +14,15 @@ from bootseer.checkpoint.mount.inodes import CheckpointInode, InodeTable
 from bootseer.checkpoint.mount.open_file import ReadState
 from bootseer.checkpoint.mount.page_cache import ReadKind
 from bootseer.checkpoint.read.fetcher import Fetcher, FileFetch, Sink
-from bootseer.checkpoint.read.readahead_window import ReadaheadWindow
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import BootseerError, Closed, Conflict, NotFound
 from bootseer.fuse.view import Kernel
 from bootseer.posix import os_error
+from bootseer.readahead_window import ReadaheadWindow
 from bootseer.units import MIB
 
 _FIRST_WINDOW_BYTES = 8 * MIB
+_WINDOW_GROWTH = 64
 
 
 class FileReader:
@@ -68,7 +69,9 @@ class FileReader:
         source = self._tree.source(self.version(node))
         if isinstance(source, PlainSource):
             await source.open()
-        window = ReadaheadWindow(source.size_bytes, _FIRST_WINDOW_BYTES, self._window_bytes)
+        window = ReadaheadWindow(
+            source.size_bytes, _FIRST_WINDOW_BYTES, self._window_bytes, _WINDOW_GROWTH
+        )
         cached = opened.cached_pieces(source.piece_bytes, source.size_bytes)
         fetch = self._fetcher.open(source, self._sink(node), sunk=cached.numbers, hold=True)
         reading = ReadState(fetch, window, cached)

@@ -9,8 +9,8 @@ from bootseer.checkpoint.mount.open_writers import OpenWriters
 from bootseer.checkpoint.mount.page_cache import CachedPieces
 from bootseer.checkpoint.mount.page_pushes import PagePushes
 from bootseer.checkpoint.read.fetcher import FileFetch
-from bootseer.checkpoint.read.readahead_window import ReadaheadWindow
 from bootseer.core.access_log import Recording
+from bootseer.readahead_window import ReadaheadWindow
 
 
 class ReadState(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from bootseer.readahead_window import ReadaheadWindow
 from bootseer.units import KIB, MIB
 
 _READERS = 16
@@ -13,31 +14,17 @@ _IN_ORDER_BYTES = 384 * KIB
 """That a reader must have read in order; of shorter runs, much would be fetched for nothing."""
 _FIRST_BYTES = 256 * KIB
 _MOST_BYTES = 8 * MIB
+_GROWTH = 2
 
-
-@dataclass(eq=False, slots=True)
-class _Reader:
-    """A reader that may go on.
-
-    Attributes:
-        read_from: the first block that it has missed.
-        read_to: the block after the last one that it has missed.
-        fetched_to: the block after the last one that was fetched ahead of it.
-        ahead: the number of blocks that were fetched ahead of it last.
-    """
-
-    read_from: int
-    read_to: int
-    fetched_to: int = 0
-    ahead: int = 0
+_Reader = tuple[int, ReadaheadWindow]
+"""The offset in the image at which a reader began, and its window."""
 
 
 @dataclass(slots=True)
 class SequentialReaders:
     """Follows readers by what they miss; what is cached is read without this process.
 
-    Read-ahead starts once a reader has read a while sequentially, and doubles each time that the
-    reader has used half of it. Most of what is read ahead is used.
+    Read-ahead starts once a reader has read a while sequentially. Most of it is used.
 
     Attributes:
         blocks: the number of blocks of the image.
@@ -52,29 +39,28 @@ class SequentialReaders:
 
     def ahead(self, missed: range) -> range:
         """Return the blocks to read ahead for the reader that missed these; often none."""
-        reader = self._find(missed)
-        if reader is None:
-            self._readers.append(_Reader(missed.start, missed.stop))
+        block_bytes = self.block_bytes
+        start, stop = missed.start * block_bytes, missed.stop * block_bytes
+        reader = self._take(start)
+        begin, window = reader or (start, self._window())
+        self._readers.append((begin, window))
+        if reader is None or stop - begin < _IN_ORDER_BYTES:
+            window.restart(stop)
             return range(0)
-        reader.read_to = missed.stop
-        if (missed.stop - reader.read_from) * self.block_bytes < _IN_ORDER_BYTES:
-            return range(0)
-        start = max(missed.stop, reader.fetched_to)
-        if start - missed.stop > reader.ahead // 2:
-            return range(0)
-        more = min(max(_FIRST_BYTES, 2 * reader.ahead * self.block_bytes), _MOST_BYTES)
-        reader.ahead = max(1, more // self.block_bytes)
-        stop = missed.stop + reader.ahead
-        if stop - stop % self.step > start:
-            stop -= stop % self.step  # whole fetches
-        reader.fetched_to = min(stop, self.blocks)
-        return range(start, reader.fetched_to)
+        ahead = window.read(start, stop - start)
+        return range(ahead.start // block_bytes, ahead.stop // block_bytes)
 
-    def _find(self, missed: range) -> _Reader | None:
-        """Return the reader that continues with these blocks, as the latest from now on."""
+    def _take(self, offset: int) -> _Reader | None:
+        """Remove and return the reader that continues at this offset; None if there is none."""
         for reader in reversed(self._readers):
-            if reader.read_to - 1 <= missed.start <= max(reader.read_to, reader.fetched_to):
+            _, window = reader
+            # Reads in order may share a block.
+            if window.position - self.block_bytes <= offset <= window.ahead:
                 self._readers.remove(reader)
-                self._readers.append(reader)
                 return reader
         return None
+
+    def _window(self) -> ReadaheadWindow:
+        size_bytes, step_bytes = self.blocks * self.block_bytes, self.step * self.block_bytes
+        first_bytes = max(_FIRST_BYTES, self.block_bytes)
+        return ReadaheadWindow(size_bytes, first_bytes, _MOST_BYTES, _GROWTH, step_bytes)

@@ -26,6 +26,8 @@ def test_more_and_more_is_fetched_ahead_of_a_reader_up_to_a_limit():
     readers = SequentialReaders(MANY, BLOCK, FETCH)
     fetched = read(readers, 0, 2000)
     assert fetched[0] == range(6, 10)  # 256 KiB, after 384 KiB
+    # It misses two blocks where that ends; 512 KiB, 1 MiB and 2 MiB follow, cut at whole fetches.
+    assert fetched[1:4] == [range(12, 16), range(18, 32), range(34, 64)]
     for before, after in pairwise(fetched):
         assert after.start >= before.stop
     sizes = [len(ahead) for ahead in fetched]
@@ -51,6 +53,9 @@ def test_reads_in_order_may_share_a_block():
     for first in range(10, 14):
         assert not readers.ahead(range(first, first + 2))
     assert readers.ahead(range(14, 16)) == range(16, 20)
+    for first in (1010, 1012):
+        assert not readers.ahead(range(first, first + 3))
+    assert readers.ahead(range(1014, 1017)) == range(1017, 1021)
 
 
 def test_readers_that_take_turns_are_told_apart():
@@ -69,6 +74,14 @@ def test_a_reader_is_forgotten_when_many_others_have_missed_since():
     for number in range(1, 17):
         readers.ahead(range(number * 1000, number * 1000 + 2))
     assert not readers.ahead(range(4, 8))
+
+
+def test_a_reader_is_not_forgotten_because_another_misses_often():
+    readers = SequentialReaders(MANY, BLOCK, FETCH)
+    readers.ahead(range(1000, 1004))
+    for first in range(0, 200, 2):
+        readers.ahead(range(first, first + 2))
+    assert readers.ahead(range(1004, 1006)) == range(1006, 1008)  # a whole fetch
 
 
 def test_the_image_ends():

@@ -6,12 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.checkpoint.read.readahead_window import ReadaheadWindow
 from bootseer.core.ranges import ByteRange, total_bytes
+from bootseer.readahead_window import ReadaheadWindow
 
 FIRST = 8
 LIMITS = st.integers(0, 200)
 """Up to what is much less than the longest file."""
+
+
+def window_of(size_bytes, limit_bytes, first_bytes=FIRST, growth=64, **step):
+    return ReadaheadWindow(size_bytes, first_bytes, limit_bytes, growth, **step)
 
 
 def is_covered(wanted, ranges):
@@ -25,7 +29,7 @@ class Reader:
     """Reads a file, and checks each time what it is told to read ahead."""
 
     def __init__(self, size_bytes, limit_bytes):
-        self.window = ReadaheadWindow(size_bytes, FIRST, limit_bytes)
+        self.window = window_of(size_bytes, limit_bytes)
         self.size_bytes = size_bytes
         self.limit_bytes = max(FIRST, limit_bytes)
         self.ahead = []
@@ -112,7 +116,7 @@ def test_who_jumps_away_is_not_followed(reads, limit_bytes):
 def test_requests_that_come_out_of_order_change_nothing(size, orders, limit_bytes):
     """The kernel asks for several pieces at once, each an eighth of the first window."""
     file_bytes = 4 * size * len(orders)
-    window = ReadaheadWindow(file_bytes, 8 * size, limit_bytes)
+    window = window_of(file_bytes, limit_bytes, 8 * size)
     ahead = []
     for number, order in enumerate(orders):
         for place in order:
@@ -127,9 +131,9 @@ def test_requests_that_come_out_of_order_change_nothing(size, orders, limit_byte
 
 
 def test_nothing_is_beyond_the_end():
-    window = ReadaheadWindow(0, FIRST, 100)
+    window = window_of(0, 100)
     assert window.read(0, 10) == ByteRange(0, 0)
-    window = ReadaheadWindow(10, FIRST, 100)
+    window = window_of(10, 100)
     assert window.read(0, 4).stop == 10
     assert not window.read(10, 4).size_bytes
     assert not window.read(14, 4).size_bytes
@@ -145,7 +149,7 @@ def test_who_begins_anew_is_followed_at_once():
 
 def ahead_of(*reads, limit_bytes=1000):
     """What is read ahead after these reads of a long file, each of an offset and a length."""
-    window = ReadaheadWindow(1_000_000, FIRST, limit_bytes)
+    window = window_of(1_000_000, limit_bytes)
     return [window.read(*read) for read in reads]
 
 
@@ -157,7 +161,7 @@ def test_a_read_is_in_sequence_as_far_from_the_beginning_as_a_first_window(offse
 
 @pytest.mark.parametrize(("offset", "is_near"), [(500 - FIRST, True), (499 - FIRST, False)])
 def test_a_read_is_in_sequence_as_far_before_the_others_as_a_first_window(offset, is_near):
-    window = ReadaheadWindow(1_000_000, FIRST, 1000)
+    window = window_of(1_000_000, 1000)
     window.restart(500)
     window.read(offset, 1)
     assert (window.window_bytes > 0) == is_near
@@ -165,7 +169,7 @@ def test_a_read_is_in_sequence_as_far_before_the_others_as_a_first_window(offset
 
 @pytest.mark.parametrize(("offset", "is_near"), [(512 + 2 * FIRST, True), (513 + 2 * FIRST, False)])
 def test_a_read_beyond_all_that_was_read_ahead_is_in_sequence_if_it_is_near(offset, is_near):
-    window = ReadaheadWindow(1_000_000, FIRST, 1000)
+    window = window_of(1_000_000, 1000)
     window.restart(500)
     assert window.read(500, 12) == ByteRange(512, 512 + FIRST)
     found = window.read(offset, 4)
@@ -178,6 +182,41 @@ def test_more_is_read_ahead_once_half_of_it_is_left():
     assert first == ByteRange(4, 4 + FIRST)
     # Of the eight bytes ahead, five are left, and then four.
     assert later == [ByteRange(12, 12), ByteRange(12, 8 + 64 * FIRST)]
+
+
+@pytest.mark.parametrize("growth", [2, 3])
+def test_the_window_grows_by_a_factor(growth):
+    window = window_of(1_000_000, 1000, growth=growth)
+    sizes = []
+    for offset in range(0, 1000, 4):
+        if window.read(offset, 4).size_bytes:
+            sizes.append(window.window_bytes)
+    assert sizes[:4] == [FIRST, FIRST * growth, FIRST * growth**2, FIRST * growth**3]
+
+
+@given(st.integers(1, 100), LIMITS, st.integers(1, FIRST // 2), st.integers(1, 2000))
+def test_read_ahead_ends_at_whole_steps(step_bytes, limit_bytes, size, size_bytes):
+    window = window_of(size_bytes, limit_bytes, growth=2, step_bytes=step_bytes)
+    ahead = []
+    for offset in range(0, size_bytes, size):
+        found = window.read(offset, size)
+        if found.size_bytes:
+            ahead.append(found)
+            stop = min(size_bytes, offset + size) + window.window_bytes
+            whole = stop - stop % step_bytes
+            # A window that reaches no whole step is read as it is.
+            assert found.stop == min(size_bytes, whole if whole > found.start else stop)
+    assert not ahead or (disjoint(ahead) and ahead[-1].stop == size_bytes)
+
+
+def test_a_step_cuts_what_is_read_ahead_and_the_rest_follows():
+    window = window_of(1_000_000, 1000, growth=2, step_bytes=10)
+    # The windows of 8, 16 and 32 bytes would end at 12, 24 and 44.
+    assert [window.read(offset, 4) for offset in (0, 4, 8)] == [
+        ByteRange(4, 10),
+        ByteRange(10, 20),
+        ByteRange(20, 40),
+    ]
 
 
 def test_the_first_window_is_the_least_limit():

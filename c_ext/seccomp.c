@@ -140,6 +140,9 @@ static const int serving[] = {
     SYS_accept4, CALL_LANDLOCK_CREATE_RULESET, CALL_LANDLOCK_ADD_RULE, CALL_LANDLOCK_RESTRICT_SELF
 };
 
+/* Allowed for servers that others reach over the network. */
+static const int listening[] = {SYS_listen};
+
 /* Allowed if processes are started; also to end them. */
 static const int forking[] = {
     SYS_kill,
@@ -364,6 +367,8 @@ static void write_program(struct program *self, unsigned flags)
         answer_each(self, running, COUNT(running), SECCOMP_RET_ALLOW);
     if (flags & BS_FORK)
         answer_each(self, forking, COUNT(forking), SECCOMP_RET_ALLOW);
+    if (flags & BS_SERVE && flags & BS_NETWORK)
+        answer_each(self, listening, COUNT(listening), SECCOMP_RET_ALLOW);
     if (flags & BS_SERVE)
         answer_each(self, serving, COUNT(serving), SECCOMP_RET_ALLOW);
     if (flags & (BS_NETWORK | BS_FORK))

@@ -53,6 +53,8 @@ struct option_names {
 
 extern const struct option_names option_names[OPTION_COUNT];
 #define CONTROL_JOB_NAME "BOOTSEER_JOB_NAME"
+/* By which the nodes of a job know each other. */
+#define CONTROL_SECRET "BOOTSEER_SECRET"
 /* Pyxis' option as Slurm passes it to the node, there with SPANK_ before it. */
 #define CONTROL_PYXIS "_SLURM_SPANK_OPTION_pyxis_container_image"
 /* In a step: the image that its srun names for Pyxis, until the step begins. Of its environment,

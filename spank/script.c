@@ -132,6 +132,7 @@ void script_prolog(const struct bootseer *bootseer, spank_t spank)
     if (!get_job_id(spank, &job_id))
         return;
     put_job(&environment, spank, job_id);
+    put_control(&environment, CONTROL_SECRET, getenv("SPANK_" CONTROL_SECRET));
     run_prolog(bootseer, &environment, values, getenv("SPANK_" CONTROL_JOB_NAME), getenv(PYXIS),
                bootseer->settings.max_wait_ms);
     environment_free(&environment);

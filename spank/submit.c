@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -76,6 +77,19 @@ static void send_control(spank_t spank, const char *name, const char *value)
                     spank_strerror(rc));
 }
 
+/* Makes a secret for the job's nodes. Without one they do not talk to each other. */
+static void send_secret(spank_t spank)
+{
+    unsigned char bytes[32];
+    char text[2 * sizeof(bytes) + 1];
+
+    if (getrandom(bytes, sizeof(bytes), GRND_NONBLOCK) != sizeof(bytes))
+        return;
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+    send_control(spank, CONTROL_SECRET, text);
+}
+
 /* Whether this is an srun within a job. */
 static bool is_step(void)
 {
@@ -135,6 +149,8 @@ int submit_post_opt(struct bootseer *bootseer, spank_t spank)
     /* Slurm itself tells the prolog Pyxis' option, but not its variable or the working folder. */
     if (!is_step() && *request->container)
         send_control(spank, CONTROL_PYXIS, request->container);
+    if (!is_step())
+        send_secret(spank);
     send_control(spank, option_names[OPTION_KEY].control, request->value[OPTION_KEY]);
     for (int i = OPTION_KEY + 1; i < OPTION_COUNT; i++)
         if (request->given[i])

@@ -14,6 +14,7 @@ from bootseer.config.sections import (
     HdfsSettings,
     ImageSettings,
     NodeSettings,
+    PeersSettings,
     PrefetchSettings,
     PrologSettings,
     StoreSettings,
@@ -60,6 +61,7 @@ class Config:
         self.prolog = PrologSettings(values)
         self.epilog = EpilogSettings(values)
         self.prefetch = PrefetchSettings(values)
+        self.peers = PeersSettings(values)
         self.checkpoint = CheckpointSettings(values)
         self.image = ImageSettings(values)
         self.env = EnvSettings(values)

@@ -94,6 +94,22 @@ class PrefetchSettings(Section):
     )
 
 
+class PeersSettings(Section):
+    """Nodes of a job that give each other what they have read from the store."""
+
+    min_nodes = Setting(4, "smallest job whose nodes do so; 0: none", 0, 100000)
+    host_suffix = Setting(
+        "",
+        "put behind a node's name to reach the network that it uses, -ib0 for one; empty: the name",
+    )
+    first_port = Setting(47100, "first TCP port of the servers, one for each job", 1024, 65535)
+    ports = Setting(400, "number of ports from peers.first_port on", 1, 64511)
+    memory_mib = Setting(
+        512, "memory of a node for what it has read for the other nodes of a job", 16, 65536
+    )
+    mib_per_s = Setting(0.0, "how fast a node sends to the nodes of a job; 0: no limit", 0, 1e6)
+
+
 class CheckpointSettings(Section):
     """Checkpoints: their mounts, and how they are read and written."""
 

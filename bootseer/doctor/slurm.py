@@ -9,10 +9,10 @@ from contextlib import suppress
 from functools import partial
 
 from bootseer.agent.node.spawn import status_fields
+from bootseer.core.nodelist import expand
 from bootseer.doctor.check import COMPUTE, Check, Finding, Found, Role, Unchecked, warning
 from bootseer.doctor.machine import Machine, NoAnswer
 from bootseer.slurm.configuration import PluginLine, PlugStack, SlurmConf
-from bootseer.slurm.nodelist import expand
 from bootseer.slurm.package import installed
 from bootseer.slurm.plugin.files import PLUGIN
 

@@ -35,9 +35,9 @@ from bootseer.agent.messages.control import (
 )
 from bootseer.agent.node import control_client
 from bootseer.agent.node.job import JobFolder
+from bootseer.core.nodelist import expand
 from bootseer.core.reference import DOCKER, SCHEME, reference
 from bootseer.errors import BootseerError, ConfigError, NotFound, Unavailable, UnknownImage
-from bootseer.slurm.nodelist import expand
 from bootseer.slurm.options import is_uri
 
 SERVE_S = 60.0

@@ -21,6 +21,7 @@ MAX_KEY_BYTES = 128
 
 _KEY = re.compile(r"[A-Za-z0-9_@+][A-Za-z0-9._@+-]{0,127}", re.ASCII)
 _URI = re.compile(r"[a-z][a-z0-9+.-]{0,15}://.+", re.ASCII | re.DOTALL)
+_SECRET = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WAIT = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 READ_ONLY = ":ro"
@@ -44,6 +45,7 @@ class JobOptions(NamedTuple):
         mountpoint: absolute path where the job wants to see it, "" where it is put.
         read_only: the job may not change it.
         wait_s: None when none was given.
+        secret: made at submission for the nodes of the job alone, "" for none.
         ignored: one line for each value that was not acceptable and is left out.
     """
 
@@ -56,6 +58,7 @@ class JobOptions(NamedTuple):
     mountpoint: str = ""
     read_only: bool = False
     wait_s: int | None = None
+    secret: str = ""
     ignored: tuple[str, ...] = ()
 
 
@@ -163,6 +166,7 @@ def parse(environ: Mapping[str, str]) -> JobOptions | None:
     if environment and not is_env(environment):
         ignored.append(f"--bootseer-env: {_show(environment)} is neither a name nor a path")
         environment = ""
+    secret = environ.get(PREFIX + "SECRET", "")
     return JobOptions(
         key="" if record_only else key,
         record_only=record_only,
@@ -173,6 +177,7 @@ def parse(environ: Mapping[str, str]) -> JobOptions | None:
         mountpoint=mountpoint,
         read_only=read_only,
         wait_s=int(wait) if wait else None,
+        secret=secret if _SECRET.fullmatch(secret) else "",
         ignored=tuple(ignored),
     )
 

@@ -23,10 +23,10 @@ from bootseer.agent.node import agent_process, control_client, control_socket, r
 from bootseer.agent.node.account import broker_settings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.reap_agents import reap, reap_dead
+from bootseer.core.nodelist import expand
 from bootseer.errors import BootseerError, ConfigError
 from bootseer.slurm import options
 from bootseer.slurm.hook import log_line
-from bootseer.slurm.nodelist import expand
 
 if TYPE_CHECKING:
     from bootseer.slurm.configuration import SlurmConf
@@ -178,7 +178,8 @@ def _job(asked: options.JobOptions, config: settings.Config, started_ns: int) ->
     for name in (cluster, node):
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{name[:80]!a} cannot be the name of a cluster or node")
-    nodes, node_index = _place(env, node)
+    nodelist = env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST") or ""
+    nodes, node_index = _place(env, nodelist, node)
     wait_s = config.prolog.wait_s if asked.wait_s is None else float(asked.wait_s)
     max_wait_s = min(config.prolog.max_wait_s, int(limit) if limit.isdecimal() else math.inf)
     gid = env.get("SLURM_JOB_GID", "")
@@ -200,14 +201,16 @@ def _job(asked: options.JobOptions, config: settings.Config, started_ns: int) ->
         nodes=nodes,
         node_index=node_index,
         environment=asked.environment,
+        nodelist=nodelist if nodes > 1 else "",
+        secret=asked.secret,
         wait_s=min(wait_s, max_wait_s),
         started_ns=started_ns,
     )
 
 
-def _place(env: Mapping[str, str], node: str) -> tuple[int, int]:
+def _place(env: Mapping[str, str], nodelist: str, node: str) -> tuple[int, int]:
     """Return how many nodes the job has and which of them this is, 0 and 0 if that is not known."""
-    names = expand(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST") or "")
+    names = expand(nodelist)
     if node in names:
         return len(names), names.index(node)
     # As a step's hook is told.

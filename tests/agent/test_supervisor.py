@@ -58,7 +58,7 @@ from bootseer.agent.supervisor.images.image_mounts import MAX_MOUNTS
 from bootseer.agent.supervisor.images.kernel_mount import KernelMount
 from bootseer.agent.supervisor.images.recording_window import RecordingWindow
 from bootseer.agent.supervisor.images.residency_record import SETTLE_S, WatchedImage
-from bootseer.agent.supervisor.worker_process import fork_warming
+from bootseer.agent.supervisor.worker_process import fork_worker
 from bootseer.agent.workers.base import Task
 from bootseer.config import Config
 from bootseer.core.event import MAX_DETAIL_CHARS, Event, from_json
@@ -501,8 +501,8 @@ def test_the_plugin_is_told_once_an_image_file_cannot_be_read(agent, tmp_path, m
 def test_a_prefetch_worker_whose_broker_has_ended_ends():
     """It is still root's: the fork is made before rights are dropped."""
     born, end = os.pipe()
-    start = SimpleNamespace(job=JOB, broker_pid=2**22 + 1, warming=end, opener=None)
-    with fork_warming(start) as channel, os.fdopen(born, "rb") as told:
+    start = SimpleNamespace(job=JOB, broker_pid=2**22 + 1, born=end, opener=None)
+    with fork_worker(start, Role.WARM_UP) as channel, os.fdopen(born, "rb") as told:
         os.close(end)
         assert select.select([told], [], [], 10)[0] == [told] and told.read() == b""
         assert channel.recv(1) == b""

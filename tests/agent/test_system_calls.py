@@ -22,6 +22,7 @@ PROFILES = {
     "tool": Confinement.EXEC,
     "starter": Confinement.EXEC | Confinement.FORK,
     "supervisor": Confinement.SERVE,
+    "peers": Confinement.SERVE | Confinement.NETWORK,
 }
 DANGEROUS = [
     "ptrace",
@@ -94,7 +95,6 @@ UNKNOWN = [
     "mq_open",
     "io_setup",
     "inotify_init1",
-    "listen",
     "mknodat",
     "pidfd_open",
     "vmsplice",
@@ -169,6 +169,7 @@ def test_dangerous_calls_are_refused(profile, becomes):
 def test_other_calls_are_as_if_the_kernel_had_none(profile, becomes):
     names = [*UNKNOWN, *(() if Confinement.PIN in PROFILES[profile] else ("mlock", "mlock2"))]
     names += () if Confinement.SERVE in PROFILES[profile] else SERVING
+    names += () if profile == "peers" else ("listen",)
     assert not refused(profile, names, "ENOSYS", becomes=becomes)
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 STAGES = ROOT / "docs/formats/event.md"
 OPTIONS = ROOT / "docs/reference/options.md"
 
-_NOUNS = "agent|checkpoint|env|hotset|image|node|options|plan|store|trace"
+_NOUNS = "agent|checkpoint|env|hotset|image|node|options|peers|plan|store|trace"
 _NAME = re.compile(rf'"((?:{_NOUNS})(?:\.[a-z]+)+)"')
 NOT_STAGES = {"agent.sock", "agent.state", "image.sqsh", "node.cleanup", "options.h"}
 """Names of files and of a module."""

@@ -25,6 +25,8 @@ from bootseer.image.hot.holdout import HeldOutPiece
 from bootseer.image.hot.trace import Touch
 from bootseer.ipc.request import Reply
 from bootseer.ipc.request_client import decode_reply, encode_request
+from bootseer.peers import wire
+from bootseer.store.api.base import ObjectInfo
 
 # What processes tell each other.
 
@@ -158,6 +160,7 @@ TO_WORKER = (
     *(worker.LeaseImport("docker://x"), worker.CancelImport(), worker.WatchImport("docker://x")),
     worker.PublishRecording("cold", [RECORDED], FILES, [AHEAD]),
     worker.PublishEvents({"run": "c.7"}, [{}, {"events": []}]),
+    worker.EndPeers(),
 )
 REQUESTED = (
     *(control.GetStatus(), control.TellEvent("mark.x", 1, 2), control.WaitReady(1.5)),
@@ -253,7 +256,39 @@ def _replies():
 
 
 GONE = (Corrupt, Closed)
+PEER_REQUESTS = (
+    wire.PeerRequest(wire.Kind.DESCRIBE, 0, "images/x"),
+    wire.PeerRequest(wire.Kind.READ, 1, "images/x", wire.PIECE_BYTES + 5, 100),
+)
+
+
+def _run_peer_request(data):
+    header, name = data[: wire.REQUEST_BYTES], data[wire.REQUEST_BYTES :]
+    request, name_bytes = wire.decode_request(header.ljust(wire.REQUEST_BYTES, b"\0"))
+    assert request.offset // wire.PIECE_BYTES == request.piece
+    assert request.offset % wire.PIECE_BYTES + request.size_bytes <= wire.PIECE_BYTES
+    assert 0 < name_bytes <= wire.MAX_NAME_BYTES
+    named = request._replace(name=name.decode(errors="replace")[:200] or "x")
+    again, _ = wire.decode_request(named.encode()[: wire.REQUEST_BYTES])
+    assert again == request
+
+
+def _peer_answers():
+    info = wire.encode_info(ObjectInfo("x", 7, 8, version="v"))
+    return [wire.encode_answer(wire.Status.DATA, len(info)) + info]
+
+
+def _run_peer_answer(data):
+    header = data[: wire.ANSWER_BYTES].ljust(wire.ANSWER_BYTES, b"\0")
+    status, size_bytes = wire.decode_answer(header, wire.MAX_INFO_BYTES)
+    assert size_bytes <= (wire.MAX_INFO_BYTES if status is wire.Status.DATA else 0)
+    info = wire.decode_info(data[wire.ANSWER_BYTES :], "x")
+    assert wire.decode_info(wire.encode_info(info), "x") == info
+
+
 MESSAGES = [
+    Decoder("peer_request", lambda: [r.encode() for r in PEER_REQUESTS], _run_peer_request),
+    Decoder("peer_answer", _peer_answers, _run_peer_answer),
     Decoder("talk", _asked, partial(trio.run, _talk), GONE),
     Decoder("answer", _answers, _run_answer),
     Decoder(

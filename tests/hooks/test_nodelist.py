@@ -2,7 +2,7 @@
 
 import pytest
 
-from bootseer.slurm.nodelist import MAX_NODES, expand
+from bootseer.core.nodelist import MAX_NODES, expand
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def test_environment_is_made_from_scratch(host, tmp_path):
         "SPANK_BOOTSEER_ENV": "$(reboot)",
         "SPANK_BOOTSEER_CKPT": b"\xff\xfe",
         "SPANK_BOOTSEER_JOB_NAME": "-rf",
+        "SPANK_BOOTSEER_SECRET": "s",
         "SPANK_BOOTSEER_EXTRA": "x",
         "SPANK_LD_PRELOAD": "/evil.so",
         "LD_PRELOAD": "",
@@ -49,7 +50,10 @@ def test_environment_is_made_from_scratch(host, tmp_path):
     assert names == {
         *("PATH", "LANG", "PWD", "SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_JOB_GID"),
         *("SLURM_JOB_USER", "SLURM_CONF"),
-        *(f"SPANK_BOOTSEER_{name}" for name in ("KEY", "IMAGE", "ENV", "CKPT", "JOB_NAME")),
+        *(
+            f"SPANK_BOOTSEER_{name}"
+            for name in ("KEY", "IMAGE", "ENV", "CKPT", "JOB_NAME", "SECRET")
+        ),
         "SPANK__SLURM_SPANK_OPTION_pyxis_container_image",
     }
     for line in (b"SLURM_JOB_ID=4711\n", b"SLURM_JOB_UID=1000\n", b"SLURM_JOB_GID=1001\n"):

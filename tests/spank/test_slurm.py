@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -108,6 +109,8 @@ def test_srun_reaches_every_node(site):
     assert "bootseer: BOOTSEER_JOB_NAME is printenv" in result.stderr
     seen = site.seen(job_id)
     assert seen.keys() == {"n1", "n2"}
+    secrets = {env.pop("SPANK_BOOTSEER_SECRET") for env in seen.values()}
+    assert all(re.fullmatch("[0-9a-f]{64}", secret) for secret in secrets) and len(secrets) == 1
     for node, env in seen.items():
         assert (env["SLURMD_NODENAME"], env["SLURM_JOB_ID"]) == (node, job_id)
         assert (env["SLURM_JOB_USER"], env["SLURM_JOB_UID"]) == ("alice", "20001")

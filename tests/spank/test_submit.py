@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import tty
 
 import pytest
 
 
 def controls(seen):
-    return dict(line.split("=", 1) for line in seen.of("control"))
+    """Return what is sent, but for the secret."""
+    sent = dict(line.split("=", 1) for line in seen.of("control"))
+    sent.pop("BOOTSEER_SECRET", "")
+    return sent
+
+
+def secrets(seen):
+    prefix = "BOOTSEER_SECRET="
+    lines = [line for line in seen.of("control") if line.startswith(prefix)]
+    return [line.removeprefix(prefix) for line in lines]
+
+
+def test_each_job_has_a_secret_of_its_own(host):
+    [first] = secrets(host.run("local", options={"bootseer": "k"}))
+    [second] = secrets(host.run("allocator", options={"bootseer": "k"}))
+    assert first != second
+    assert all(re.fullmatch("[0-9a-f]{64}", secret) for secret in (first, second))
+    assert not secrets(host.run("local"))
+    step = {"SLURM_JOB_ID": "1"}
+    assert not secrets(host.run("local", options={"bootseer": "k"}, env=step))
 
 
 def test_a_job_without_a_request_gets_nothing(host):

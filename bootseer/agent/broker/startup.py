@@ -22,6 +22,7 @@ from bootseer.agent.broker.processes import Processes
 from bootseer.agent.broker.registration import note_ended, register
 from bootseer.agent.broker.supervisor_start import SupervisorStart
 from bootseer.agent.broker.user_slots import UserSlots
+from bootseer.agent.messages.broker import FORKED
 from bootseer.agent.node import control_socket
 from bootseer.agent.node.broker_settings import BrokerSettings
 from bootseer.agent.node.job import Job, JobFolder
@@ -90,7 +91,7 @@ def _serve_job(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings)
         # Imported only now: the import takes longer than all of the above.
         importlib.import_module("bootseer.agent.supervisor.start").begin(start)
 
-    adopt_orphans(True)  # the prefetch worker becomes our child
+    adopt_orphans(True)  # the workers that it forks become our children
     supervisor = fork(supervise)
     for end in (*start.sockets, *([opener] if opener is not None else [])):
         end.close()
@@ -98,11 +99,13 @@ def _serve_job(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings)
     processes.adopt(fork_lender(job, settings, lends))
     reset_priority()
     with os.fdopen(born, "rb") as pipe:
-        warming = pipe.read()
+        told = [line.split() for line in pipe]
+    pids = {int(role): int(pid) for role, pid in told}
     adopt_orphans(False)
     with suppress(OSError):  # it has ended
-        handle = processes.adopt(int(warming)) if warming else 0
-        ours.send(Reply(0, value=handle).encode())
+        for role in FORKED:
+            handle = processes.adopt(pids[role]) if role in pids else 0
+            ours.send(Reply(0, value=handle).encode())
     is_finished = broker.run(ours, mounts)
     processes.end()
     os.waitpid(supervisor, os.WNOHANG)

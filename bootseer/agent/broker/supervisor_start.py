@@ -39,7 +39,7 @@ class SupervisorStart:
         control: the control socket; None when cleaning up after a dead agent.
         opener: socket with the image opener's answer; None without an image.
         checkpoint, image: servers of the job's mounts; None if not requested.
-        warming: pipe for the process id of the prefetch worker.
+        born: pipe for the roles and process ids of the workers that the supervisor forks.
     """
 
     broker_pid: int
@@ -52,7 +52,7 @@ class SupervisorStart:
     opener: socket.socket | None
     checkpoint: ServerProcess | None
     image: ServerProcess | None
-    warming: int
+    born: int
 
     @property
     def sockets(self) -> list[socket.socket]:

@@ -19,10 +19,15 @@ class Role(IntEnum):
     PUBLISH = 2
     UPLOAD_IMPORT = 3
     AWAIT_IMPORT = 4
+    SERVE_PEERS = 5
 
     @property
     def module(self) -> str:
         return self.name.lower()
+
+
+FORKED = (Role.WARM_UP, Role.SERVE_PEERS)
+"""Workers that the supervisor forks as it starts, instead of asking for them."""
 
 
 class MountKind(IntEnum):

@@ -205,6 +205,10 @@ class UploadImport(NamedTuple):
     path: str
 
 
+class EndPeers(NamedTuple):
+    """To `serve_peers`: the job ends; report what the other nodes were given, and exit."""
+
+
 class RecordedImage(NamedTuple):
     """What a job's start has read of an image.
 
@@ -538,6 +542,7 @@ ToWorker = (
     | CancelImport
     | WatchImport
     | UploadImport
+    | EndPeers
     | PublishRecording
     | PublishEvents
 )

@@ -70,6 +70,8 @@ class Job(NamedTuple):
         node_index: index of this node among them, in Slurm's order.
         environment: name of the environment for its tasks, or path of a file that names it; "" for
             none.
+        nodelist: Slurm's short form of the names of its nodes, "" if they are unknown.
+        secret: that only nodes of the job know, in hexadecimal digits; "" for none.
     """
 
     job_id: int
@@ -91,6 +93,8 @@ class Job(NamedTuple):
     nodes: int = 0
     node_index: int = 0
     environment: str = ""
+    nodelist: str = ""
+    secret: str = ""
 
     @property
     def run(self) -> str:
@@ -101,6 +105,15 @@ class Job(NamedTuple):
     def is_first_node(self) -> bool:
         """Return whether this is the job's first node; False if the nodes are unknown."""
         return bool(self.nodes) and not self.node_index
+
+    def has_peers(self, min_nodes: int) -> bool:
+        """Return whether its nodes give each other what they have read from the store.
+
+        Args:
+            min_nodes: the smallest job whose nodes do so; 0 for none.
+        """
+        is_large = 0 < min_nodes <= self.nodes and self.nodes > 1
+        return is_large and bool(self.nodelist and self.secret)
 
     @property
     def is_served(self) -> bool:

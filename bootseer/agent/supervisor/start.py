@@ -10,7 +10,7 @@ import trio
 from bootseer import config as settings
 from bootseer.agent.broker.supervisor_start import SupervisorStart
 from bootseer.agent.messages import lender as lender_messages
-from bootseer.agent.messages.broker import VERBS
+from bootseer.agent.messages.broker import FORKED, VERBS, Role
 from bootseer.agent.node import log
 from bootseer.agent.node.privileges import Confinement, confine, limit_changes
 from bootseer.agent.node.spawn import leave, reset_priority
@@ -19,7 +19,7 @@ from bootseer.agent.supervisor.checkpoint_mount import MountedCheckpoint
 from bootseer.agent.supervisor.images.image_mount import ServedImage
 from bootseer.agent.supervisor.images.kernel_mount import KernelMount
 from bootseer.agent.supervisor.supervisor import Supervisor
-from bootseer.agent.supervisor.worker_process import Worker, fork_warming
+from bootseer.agent.supervisor.worker_process import Worker, fork_worker
 from bootseer.errors import Denied
 from bootseer.ipc.request import MAX_BYTES
 from bootseer.ipc.request_client import RequestClient, decode_reply
@@ -35,25 +35,29 @@ def begin(start: SupervisorStart) -> None:
     """
     config, control = settings.load(), start.control
     log.set_up(is_debugging=config.node.debug_log)
-    warming = fork_warming(start) if control is not None else None
-    os.close(start.warming)
+    has_peers = start.job.has_peers(config.peers.min_nodes)
+    roles = [role for role in FORKED if has_peers or role is not Role.SERVE_PEERS]
+    forked = {role: fork_worker(start, role) for role in roles if control is not None}
+    os.close(start.born)
     if start.opener is not None:
         start.opener.close()  # the prefetch worker has it
-    ends = [*start.sockets, *([warming] if warming is not None else [])]
+    ends = [*start.sockets, *forked.values()]
     give_up_rights(start, config.node.cache_dir, [end.fileno() for end in ends])
-    warming_handle = decode_reply(start.broker.recv(MAX_BYTES)).value
+    handles = {role: decode_reply(start.broker.recv(MAX_BYTES)).value for role in FORKED}
     broker = RequestClient(start.broker, VERBS, "broker")
     lender = RequestClient(start.lender, lender_messages.VERBS, "lender")
     reset_priority()
-    if control is None or warming is None:
+    if control is None:
         trio.run(Supervisor(start.folder, start.job, config, broker, lender).publish_orphan)
         leave(0)
     checkpoint, image = _checkpoint(start, broker), _image(start, broker, lender, config)
-    agent = Supervisor(start.folder, start.job, config, broker, lender, checkpoint, image)
+    workers = {role: Worker(broker, handles[role], end) for role, end in forked.items()}
+    peers = workers.get(Role.SERVE_PEERS)
+    agent = Supervisor(start.folder, start.job, config, broker, lender, checkpoint, image, peers)
     for stage, server in (("checkpoint.mount", start.checkpoint), ("image.mount", start.image)):
         if server is not None and server.error:
             agent.events.fall_back(stage, server.error)
-    trio.run(agent.run, Worker(broker, warming_handle, warming), control)
+    trio.run(agent.run, workers[Role.WARM_UP], control)
     leave(0)
 
 

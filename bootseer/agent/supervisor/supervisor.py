@@ -64,6 +64,7 @@ from bootseer.agent.supervisor.images.recording_window import RecordingWindow
 from bootseer.agent.supervisor.images.step_images import StepImages
 from bootseer.agent.supervisor.import_uploads import ImportUploads
 from bootseer.agent.supervisor.job_context import JobContext
+from bootseer.agent.supervisor.peer_server import PeerServerProcess
 from bootseer.agent.supervisor.publish_recording import publish
 from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.core.event import Event, from_json, one_line
@@ -91,8 +92,9 @@ class Supervisor:
         lender: RequestClient,
         checkpoint: MountedCheckpoint | None = None,
         served: ServedImage | None = None,
+        peers: Worker | None = None,
     ) -> None:
-        """Take over a job; only the servers of its checkpoint and image are running yet."""
+        """Take over a job; only the servers of its checkpoint, image and peers are running yet."""
         self._broker = broker
         self._lender = lender
         self._folder = folder
@@ -108,6 +110,7 @@ class Supervisor:
         self._steps = StepImages(context, self._window)
         self._keeping = ImportUploads(context)
         self._waits = ImportWaits(context)
+        self._peers = PeerServerProcess(context, peers) if peers is not None else None
         self._environments = EnvironmentOverlays(context, self._served, self._image_digest)
         self._nursery: trio.Nursery | None = None
         self._ready = trio.Event()
@@ -131,6 +134,8 @@ class Supervisor:
                 )
                 self._start("image.cache", self._follow_lender)
                 self._start("agent.worker", self._window.run, worker)
+                if self._peers is not None:
+                    self._start("peers.serve", self._peers.run)
                 if self._checkpoint is not None:
                     self._start("checkpoint.mount", self._follow_checkpoint, self._checkpoint)
                 if self._first is not None:
@@ -342,6 +347,8 @@ class Supervisor:
                     )
             await self._environments.end(deadline - _PUBLISH_S - trio.current_time())
             await self._served.end(min(_KILL_S, deadline - trio.current_time()))
+            if self._peers is not None:
+                await self._peers.end()
             left_s = max(0.0, deadline - trio.current_time())
             answer = Finished(
                 *await publish(self._context, self._images, self._checkpoint, left_s, began_ns)

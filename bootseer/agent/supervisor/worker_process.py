@@ -81,12 +81,16 @@ async def start(broker: RequestClient, what: Role | StartImageServer) -> Worker:
     return Worker(broker, reply.value, socket.socket(fileno=fd))
 
 
-def fork_warming(start: SupervisorStart) -> socket.socket:
-    """Fork the prefetch worker from this process, before it drops root's rights.
+def fork_worker(start: SupervisorStart, role: Role) -> socket.socket:
+    """Fork a worker from this process, before it drops root's rights.
 
     This saves the 90 ms in which a new interpreter would import the same modules. An intermediate
     process exits after the fork, so that the worker becomes a child of the broker, like all
     workers.
+
+    Args:
+        start: the supervisor's.
+        role: one of `FORKED`.
 
     Returns:
         Our end of the worker's channel.
@@ -99,11 +103,12 @@ def fork_warming(start: SupervisorStart) -> socket.socket:
             time.sleep(_POLL_S)
         if os.getppid() != start.broker_pid:  # the broker has ended: others adopt us
             return
-        os.write(start.warming, b"%d" % os.getpid())
-        os.close(start.warming)
+        os.write(start.born, b"%d %d\n" % (role, os.getpid()))
+        os.close(start.born)
         ours.close()
         user = (job.user, job.uid, job.gid)
-        base.serve("warm_up", theirs, *user, start.broker_pid, start.opener)
+        opened = start.opener if role is Role.WARM_UP else None
+        base.serve(role.module, theirs, *user, start.broker_pid, opened)
 
     def leave_behind() -> None:
         spawn.fork(partial(work, os.getpid()))

@@ -171,10 +171,11 @@ def serve(
         mksquashfs, fd = mksquashfs_starter.start(user, uid, gid)
         keep += [fd] if fd is not None else []
     pin = Confinement.PIN if role == "warm_up" else Confinement.PLAIN
+    accept = Confinement.SERVE if role == "serve_peers" else Confinement.PLAIN
     confine(
         *(user, uid, gid, agent),
         keep=keep,
-        profile=pin | Confinement.NETWORK,
+        profile=pin | accept | Confinement.NETWORK,
         expendable=not serves,
         outlives=role == "serve_image",
     )
@@ -184,7 +185,9 @@ def serve(
         try:
             task = Task(channel, await _receive_start(channel), opened, mksquashfs)
             log.set_up(is_debugging=task.config.node.debug_log)
-            if not any(map(needs_network, store_urls(role, task.job, task.config))):
+            has_peers = task.job.has_peers(task.config.peers.min_nodes)
+            urls = store_urls(role, task.job, task.config)
+            if not has_peers and not any(map(needs_network, urls)):
                 confine_system_calls(pin)
             await work(task)
         except Closed:

@@ -26,6 +26,7 @@ from bootseer.agent.workers.base import Task, owner_of
 from bootseer.agent.workers.images.access_strategy import AccessSelector
 from bootseer.agent.workers.images.hot_pack import JobPack
 from bootseer.agent.workers.images.image_pin import check_pin
+from bootseer.agent.workers.job_peers import job_stores, peer_client, through_peers
 from bootseer.cache.cached_blocks import CachedBlocks, no_blocks
 from bootseer.cache.keeper_link import KeeperLink
 from bootseer.cache.token import seal_manifest
@@ -35,7 +36,7 @@ from bootseer.core.reference import ENVIRONMENT
 from bootseer.env.mount.content import TreeContent
 from bootseer.env.snapshot.group_store import find_snapshot, shared_stores
 from bootseer.env.snapshot.repository import read_rows
-from bootseer.errors import BootseerError, Closed, Unavailable, UnknownImage
+from bootseer.errors import BootseerError, Closed, Corrupt, Unavailable, UnknownImage
 from bootseer.fuse.fastpath import TreeTable
 from bootseer.fuse.serve_tree import serve_tree
 from bootseer.fuse.serve_view import serve_fd
@@ -49,6 +50,7 @@ from bootseer.image.serve.strategy import AccessMode
 from bootseer.image.serve.view import ImageView, MissingImage
 from bootseer.ipc.channel import unexpected
 from bootseer.ipc.descriptors import exactly
+from bootseer.peers.client import PeerClient
 from bootseer.store.api.base import Store
 from bootseer.store.from_settings import connect as connect_own
 from bootseer.store.from_settings import connect_images
@@ -77,6 +79,7 @@ class _Served:
     packing: JobPack
     source: ImageSource
     way: AccessMode
+    peers: PeerClient | None
 
 
 async def run(task: Task) -> None:
@@ -155,14 +158,22 @@ async def _open_in(
             await check_pin(task, digest)
         else:
             nursery.start_soon(check_pin, task, digest)
-    source = ImageSource(store, digest)
-    opened.push_async_callback(_close, source.close)
-    info = await source.open_first()
 
     async def note(stage: str, reason: str) -> None:
         with suppress(Closed):
             async with task.stage(stage) as report:
                 report.fall_back(reason)
+
+    def note_peer(reason: str) -> None:
+        nursery.start_soon(note, "peers.lost", f"what it has is read elsewhere: {reason}")
+
+    client = peer_client(task, note_peer)
+    if client is not None:
+        opened.callback(client.close)
+    shared = through_peers(store, job_stores(task), client)
+    source = ImageSource(shared, digest)
+    opened.push_async_callback(_close, source.close)
+    info = await source.open_first()
 
     reported: set[str] = set()
 
@@ -171,7 +182,7 @@ async def _open_in(
             reported.add(reason)
             nursery.start_soon(note, "image.read", reason)
 
-    manifest, cached, link = await _open_cache(task, store, digest)
+    manifest, cached, link = await _open_cache(task, store, shared, digest)
 
     def note_cache(reason: str) -> None:
         nursery.start_soon(note, "image.cache", reason)
@@ -191,10 +202,11 @@ async def _open_in(
     else:
         view = ImageView(blocks, manifest.size_bytes, info.mtime_ns, job.uid, job.gid, note_error)
     packs = task.store() if config.image.store_url else store  # the user's own
-    packing = JobPack(task, packs, blocks, digest, nursery)
+    parts = through_peers(packs, job_stores(task), client)
+    packing = JobPack(task, packs, blocks, digest, parts, nursery)
     opened.push_async_callback(_close, packing.close)
     way = await AccessSelector(task, source, blocks, cache).choose(patience_s, note_file)
-    return _Served(manifest, cache, blocks, view, tree, packing, source, way)
+    return _Served(manifest, cache, blocks, view, tree, packing, source, way, client)
 
 
 async def _close(close: Callable[[], Awaitable[None]]) -> None:
@@ -204,9 +216,15 @@ async def _close(close: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _open_cache(
-    task: Task, store: Store, digest: str
+    task: Task, store: Store, shared: Store, digest: str
 ) -> tuple[ImageManifest, CachedBlocks | None, KeeperLink | None]:
     """Get the manifest, and the node's cached blocks from the agent.
+
+    Args:
+        task: the worker's task.
+        store: that has the image.
+        shared: the same, through other nodes of the job.
+        digest: of the image.
 
     Raises:
         BootseerError: the manifest cannot be read from the store.
@@ -217,7 +235,7 @@ async def _open_cache(
         await task.channel.send(wanted)
         answer, fds = await task.channel.receive()
         if isinstance(answer, BlocksRefused) and answer.wants_manifest:
-            encoded, _ = await catalog.read_manifest(store, digest)
+            encoded, _ = await _read_manifest(store, shared, digest)
             memory = seal_manifest(encoded)
             try:
                 await task.channel.send(wanted, [memory])
@@ -229,8 +247,19 @@ async def _open_cache(
             with os.fdopen(manifest_fd, "rb") as file:
                 manifest = image_format.decode(file.read(), f"the manifest of {digest}", digest)
             return manifest, CachedBlocks(data_fd, map_fd, manifest), KeeperLink.of(*link)
-    _, manifest = await catalog.read_manifest(store, digest)
+    _, manifest = await _read_manifest(store, shared, digest)
     return manifest, None, None
+
+
+async def _read_manifest(store: Store, shared: Store, digest: str) -> tuple[bytes, ImageManifest]:
+    """Read the manifest from other nodes, and from the store itself if that is not the right one.
+
+    Raises:
+        BootseerError: the store does not give it.
+    """
+    with suppress(Corrupt):
+        return await catalog.read_manifest(shared, digest)
+    return await catalog.read_manifest(store, digest)
 
 
 async def _handle_messages(
@@ -295,6 +324,9 @@ async def _report(task: Task, served: _Served) -> None:
         report.bytes = stats.fetched_bytes
         source = served.source
         counts = [f"{stats.fetches} reads of {'the store' if source.file is None else 'its file'}"]
+        if served.peers is not None:
+            received = format_size(served.peers.received_bytes)
+            counts.append(f"{received} of it from the job's other nodes")
         if stats.filled_bytes:
             counts.append(f"{format_size(stats.filled_bytes)} of it fetched in the background")
         if cached is not None and cached.damaged:

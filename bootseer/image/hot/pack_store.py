@@ -21,6 +21,7 @@ from bootseer.core.image_manifest import ImageManifest
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
 from bootseer.image.hot import pack as pack_format
 from bootseer.image.hot.pack import PIECE_BYTES, HotPack
+from bootseer.peers.store import distrust
 from bootseer.store.api.base import Store, publish, read_all
 from bootseer.store.open_parts import OpenParts
 from bootseer.units import NS_PER_S
@@ -133,20 +134,30 @@ class PackSource:
         reader = await self._parts.part(index)
         at = place.start - self.pack.part_range(index).start
         data = memoryview(await reader.pread(at, place.size_bytes))
-        await trio.to_thread.run_sync(self._check, blocks, data, reader.info.name)
+        bad = await trio.to_thread.run_sync(self._manifest.bad_block, blocks, data)
+        if bad is not None and distrust(reader, at, place.size_bytes):
+            data = memoryview(await reader.pread(at, place.size_bytes))
+            bad = await trio.to_thread.run_sync(self._manifest.bad_block, blocks, data)
+        if bad is not None:
+            raise Corrupt(
+                f"{reader.info.name!r} in {self._store.url}: block {bad} of the image is damaged"
+            )
         return data
 
     async def close(self) -> None:
         await self._parts.close()
 
-    def _check(self, blocks: Sequence[int], data: memoryview, name: str) -> None:
-        bad = self._manifest.bad_block(blocks, data)
-        if bad is not None:
-            raise Corrupt(f"{name!r} in {self._store.url}: block {bad} of the image is damaged")
 
-
-async def open_pack(store: Store, manifest: ImageManifest, image: str) -> PackSource | None:
+async def open_pack(
+    store: Store, manifest: ImageManifest, image: str, parts: Store | None = None
+) -> PackSource | None:
     """Open the pack of an image; None if it has none. Its objects are opened when they are read.
+
+    Args:
+        store: that has it.
+        manifest: of the image.
+        image: its digest.
+        parts: another way to the objects that are never replaced; None for none.
 
     Raises:
         Corrupt: its index is damaged, of another image, or does not fit this one.
@@ -156,7 +167,7 @@ async def open_pack(store: Store, manifest: ImageManifest, image: str) -> PackSo
     if stored is None:
         return None
     pack_format.check_fits(stored.pack, manifest, image, f"the hot pack of {manifest.identity}")
-    return PackSource(store, stored, manifest)
+    return PackSource(parts or store, stored, manifest)
 
 
 async def write_pack(

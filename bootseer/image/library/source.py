@@ -13,6 +13,7 @@ from bootseer.core.speed import SpeedMeter
 from bootseer.errors import Corrupt
 from bootseer.image.identity import OpenImage
 from bootseer.image.library.catalog import part_object
+from bootseer.peers.store import distrust
 from bootseer.posix import read_fully
 from bootseer.store.api.base import ObjectInfo, Store
 from bootseer.store.open_parts import OpenParts
@@ -84,14 +85,11 @@ class ImageSource:
             if found is not None:
                 return found
         index = start // manifest.part_bytes
-        await self._parts.part(index)  # which the store's speed does not count
+        reader = await self._parts.part(index)  # which the store's speed does not count
         at = start - manifest.part_range(index).start
-        with self.speed.read(stop - start):
-            data = memoryview(await self._parts.read(index, at, stop - start))
-        if len(data) <= _INLINE_BYTES:
-            bad = manifest.bad_block(blocks, data)
-        else:
-            bad = await trio.to_thread.run_sync(manifest.bad_block, blocks, data)
+        data, bad = await self._read_part(manifest, blocks, index, at, stop - start)
+        if bad is not None and distrust(reader, at, stop - start):
+            data, bad = await self._read_part(manifest, blocks, index, at, stop - start)
         if bad is not None:
             raise Corrupt(
                 f"{part_object(self.digest, index)!r} in {self.store.url} is damaged at byte "
@@ -102,6 +100,16 @@ class ImageSource:
 
     async def close(self) -> None:
         await self._parts.close()
+
+    async def _read_part(
+        self, manifest: ImageManifest, blocks: range, index: int, at: int, size: int
+    ) -> tuple[memoryview, int | None]:
+        """Read blocks from a part; returns the first bad one, too."""
+        with self.speed.read(size):
+            data = memoryview(await self._parts.read(index, at, size))
+        if size <= _INLINE_BYTES:
+            return data, manifest.bad_block(blocks, data)
+        return data, await trio.to_thread.run_sync(manifest.bad_block, blocks, data)
 
     async def _read_file(
         self, file: OpenImage, manifest: ImageManifest, blocks: range, start: int, stop: int

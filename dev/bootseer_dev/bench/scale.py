@@ -1,6 +1,7 @@
-"""What a job of many nodes asks of the NameNode, and how long it takes.
+"""What a job of many nodes asks of the NameNode and takes from the store, and how long it takes.
 
-Nodes are processes that publish as agents do; Slurm and the agents themselves are left out.
+At the NameNode, nodes are processes that publish as agents do; Slurm and the agents themselves are
+left out there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from bootseer.errors import Unavailable
-from bootseer_dev.bench import epilog_client, figures
+from bootseer_dev.bench import epilog_client, figures, peers
 from bootseer_dev.bench.figures import Figure
 from bootseer_dev.cluster import Cluster, ClusterSpec
 from bootseer_dev.hdfs import Hdfs, HdfsSettings, hadoop_jars
@@ -31,11 +32,15 @@ class ScaleSpec:
     Attributes:
         nodes: sizes of jobs.
         starts: of each size, the first without a hot set.
+        exchanging: sizes of jobs whose nodes read the same data from each other.
+        rounds: how often they do.
         build_dir: for Hadoop's jars and the figures.
     """
 
     nodes: tuple[int, ...]
     starts: int
+    exchanging: tuple[int, ...]
+    rounds: int
     build_dir: Path
 
 
@@ -58,6 +63,10 @@ def run_scale_bench(spec: ScaleSpec, console: Console) -> None:
                 Figure(f"namenode_calls_{nodes}_nodes", "calls", tuple(calls)),
             ]
             ratios[f"namenode_calls_per_node_{nodes}"] = max(calls) / nodes
+    if spec.exchanging:
+        of_peers, ratios_of_peers = peers.measure(spec.exchanging, spec.rounds, jars, console)
+        measured += of_peers
+        ratios |= ratios_of_peers
     figures.show(console, measured, ratios)
     figures.write(spec.build_dir / "bench-scale.json", measured, ratios)
 

@@ -175,9 +175,19 @@ def bench_harm(rounds: int, only: tuple[str, ...], build_dir: Path) -> None:
     help="Of a job.  [repeatable]",
 )
 @click.option("--starts", default=3, show_default=True, help="Of each job.")
+@click.option(
+    "--exchanging",
+    multiple=True,
+    default=(2, 4, 8),
+    show_default=True,
+    help="Nodes of a job that read the same data.  [repeatable]",
+)
+@click.option("--rounds", default=2, show_default=True, help="Of these jobs.")
 @common.build_dir("For Hadoop's jars and the figures.")
-def bench_scale(nodes: tuple[int, ...], starts: int, build_dir: Path) -> None:
-    """Measure what jobs of many nodes ask of the NameNode.
+def bench_scale(
+    nodes: tuple[int, ...], starts: int, exchanging: tuple[int, ...], rounds: int, build_dir: Path
+) -> None:
+    """Measure what jobs of many nodes ask of their store.
 
     It needs root.
 
@@ -188,7 +198,8 @@ def bench_scale(nodes: tuple[int, ...], starts: int, build_dir: Path) -> None:
     from bootseer.cli.terminal.console import console
     from bootseer_dev.bench.scale import ScaleSpec, run_scale_bench
 
-    run_scale_bench(ScaleSpec(nodes, starts, build_dir.absolute()), console())
+    spec = ScaleSpec(nodes, starts, exchanging, rounds, build_dir.absolute())
+    run_scale_bench(spec, console())
 
 
 @dev.command("bench-ckpt")

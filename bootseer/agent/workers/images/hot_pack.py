@@ -51,6 +51,7 @@ class JobPack:
         store: the store with packs.
         blocks: the image's blocks.
         image: the image's digest.
+        parts: the store, through other nodes of the job.
         nursery: for reports in the background.
     """
 
@@ -58,6 +59,7 @@ class JobPack:
     store: Store
     blocks: ImageBlocks
     image: str
+    parts: Store
     nursery: trio.Nursery
     _source: PackSource | None = None
     _began_ns: int = 0
@@ -70,7 +72,9 @@ class JobPack:
         manifest = self.blocks.manifest
         try:
             with trio.fail_after(_INDEX_S):
-                self._source = await pack_store.open_pack(self.store, manifest, self.image)
+                self._source = await pack_store.open_pack(
+                    self.store, manifest, self.image, self.parts
+                )
         except trio.TooSlowError:
             late = f"{self.store.url} has not given its index within {_INDEX_S:g} s"
             await self._give_up(Unavailable(late))

@@ -1,0 +1,358 @@
+"""Ask other nodes of a job for pieces, and do without those that are slow, wrong or gone."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from threading import Lock
+
+import trio
+
+from bootseer.errors import Corrupt
+from bootseer.peers import wire
+from bootseer.peers.grid import PeerGrid
+from bootseer.peers.wire import Kind, PeerRequest, Status
+from bootseer.store.api.base import ObjectInfo
+from bootseer.units import KIB
+
+_MOST_REQUESTS = 12
+_FEWEST_REQUESTS = 2
+_QUICK_S = 0.3
+_LATE_S = 1.0
+"""Requests under way at once become more while each is quick, and fewer when they are late: more
+would only wait for each other on links that are full, and nobody could tell who is slow."""
+_CONNECT_S = 1.0
+_SILENCE_S = 1.5
+"""A peer that waits for the store says so more often."""
+_LOOK_S = 0.5
+_LEAST_RATE = 256 * KIB
+"""Of one answer, in bytes per second, after the time of silence; or a part of what answers of other
+peers have, where all links are full."""
+_USUAL_PART = 0.125
+_USUAL = 16
+"""Answers whose rates are remembered."""
+_STORE_S = 3.0
+"""How long a peer may wait for the store: it may be the only one that does not reach it."""
+_LOST_S = 20.0
+"""How long a peer that did not answer is not asked again."""
+_BEGIN_S = 2.0
+"""How long the servers of all nodes may take to start."""
+_BEGIN_POLL_S = 0.05
+_PORTS = 4
+"""Ports that a job tries, in case other jobs of its nodes have them."""
+_TIMEOUT = struct.Struct("@ll")
+
+
+class _Lost(Exception):
+    """A peer does not answer as it should; its text says what it did."""
+
+
+class _Passed(Exception):
+    """A peer is well, and the store does not give it what it was asked for, or not yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortRange:
+    """The TCP ports of the servers of all jobs.
+
+    Attributes:
+        first, last: the range, inclusive.
+    """
+
+    first: int
+    last: int
+
+    def of_job(self, job_id: int) -> list[int]:
+        """List the ports to try for a job, the same on all its nodes."""
+        count = self.last - self.first + 1
+        tries = range(min(_PORTS, count))
+        return [self.first + (job_id * _PORTS + i) % count for i in tries]
+
+
+@dataclass(eq=False, slots=True)
+class _Peer:
+    """Another node's server.
+
+    Attributes:
+        host: its name or address.
+        lost_until: it is not asked before, on the clock `time.monotonic`.
+        port: at which it was found; 0 if it was not yet.
+        idle: connections that no request uses.
+    """
+
+    host: str
+    lost_until: float = 0.0
+    port: int = 0
+    idle: list[socket.socket] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class PeerClient:
+    """Asks nodes of the job.
+
+    Concurrency: any number of tasks of one trio run; each request takes a thread.
+
+    Attributes:
+        hosts: names or addresses of the job's nodes, in the order of their indexes.
+        grid: which of them to ask.
+        secret: of the job.
+        ports: where servers may listen.
+        note: called with the reason when a peer is given up.
+        begun_s: when this began, on the clock `time.monotonic`: until shortly after, servers of
+            other nodes may not have started.
+        received_bytes: what peers have sent.
+    """
+
+    hosts: Sequence[str]
+    grid: PeerGrid
+    secret: bytes
+    ports: Sequence[int]
+    note: Callable[[str], None] = lambda reason: None
+    begun_s: float = field(default_factory=time.monotonic)
+    received_bytes: int = 0
+    _is_closed: bool = False
+    _peers: dict[int, _Peer] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)  # guards their connections
+    _threads: trio.CapacityLimiter = field(
+        default_factory=lambda: trio.CapacityLimiter(_MOST_REQUESTS)
+    )
+    _limiter: trio.CapacityLimiter = field(
+        default_factory=lambda: trio.CapacityLimiter(2 * _FEWEST_REQUESTS)
+    )
+    _rates: deque[float] = field(default_factory=lambda: deque(maxlen=_USUAL))
+
+    async def describe(self, store: int, name: str) -> ObjectInfo | None:
+        """Return what peers know of an object; None if none of them tells."""
+        request = PeerRequest(Kind.DESCRIBE, store, name)
+        data = await self._ask_first(self.grid.homes(name, 0), request, wire.MAX_INFO_BYTES)
+        try:
+            return None if data is None else wire.decode_info(data[1], name)
+        except Corrupt:
+            return None
+
+    async def read(self, request: PeerRequest) -> tuple[int, bytes] | None:
+        """Read a part of a piece from its homes.
+
+        Returns:
+            The index of the node that gave it, and the bytes: fewer than asked for only where the
+            object ends. None if none of them gives it.
+        """
+        homes = self.grid.homes(request.name, request.piece)
+        return await self._ask_first(homes, request, request.size_bytes)
+
+    async def read_for_row(self, request: PeerRequest) -> bytes | None:
+        """Read as the home of a piece, from the node that reads the store.
+
+        Returns:
+            None if that is this node, or none of them gives it.
+        """
+        readers = self.grid.readers(request.name, request.piece)
+        request = request._replace(kind=Kind.READ_STORE)
+        found = await self._ask_first(readers, request, request.size_bytes)
+        return None if found is None else found[1]
+
+    def give_up(self, node: int, why: str) -> None:
+        """Ask a node nothing any more: what it gives is wrong."""
+        self._lose(node, why, inf)
+
+    def close(self) -> None:
+        """End all connections, also those that a request still uses once it has ended."""
+        self._is_closed = True
+        for peer in self._peers.values():
+            self._close_idle(peer)
+
+    async def _ask_first(
+        self, nodes: Sequence[int], request: PeerRequest, most_bytes: int
+    ) -> tuple[int, bytes] | None:
+        for node in nodes:
+            if self._peer(node).lost_until > time.monotonic():
+                continue
+            try:
+                async with self._limiter:
+                    began_s = trio.current_time()
+                    data = await trio.to_thread.run_sync(
+                        partial(self._ask, node, request, most_bytes),
+                        limiter=self._threads,
+                        abandon_on_cancel=True,
+                    )
+                    self._adapt(trio.current_time() - began_s)
+            except _Passed:
+                return None
+            except _Lost as error:
+                self._lose(node, str(error))
+                continue
+            self.received_bytes += len(data)
+            return node, data
+        return None
+
+    def _adapt(self, took_s: float) -> None:
+        """Change how many requests may be under way, by the time of one that has ended."""
+        more = 1 if took_s < _QUICK_S else -1 if took_s > _LATE_S else 0
+        allowed = self._limiter.total_tokens + more
+        self._limiter.total_tokens = min(max(allowed, _FEWEST_REQUESTS), _MOST_REQUESTS)
+
+    def _peer(self, node: int) -> _Peer:
+        return self._peers.setdefault(node, _Peer(self.hosts[node]))
+
+    def _lose(self, node: int, why: str, for_s: float = _LOST_S) -> None:
+        peer, now_s = self._peer(node), time.monotonic()
+        is_new = peer.lost_until < now_s
+        peer.lost_until = max(peer.lost_until, now_s + for_s)
+        self._close_idle(peer)
+        if is_new:
+            self.note(f"{self.hosts[node]}: {why}")
+
+    def _close_idle(self, peer: _Peer) -> None:
+        with self._lock:
+            idle, peer.idle = peer.idle, []
+        for connection in idle:
+            connection.close()
+
+    def _ask(self, node: int, request: PeerRequest, most_bytes: int) -> bytes:
+        """Ask a node in this thread.
+
+        Raises:
+            _Lost: it does not answer as it should.
+            _Passed: it does, and has nothing.
+        """
+        peer = self._peer(node)
+        while True:
+            with self._lock:
+                kept = peer.idle.pop() if peer.idle else None
+            connection = kept or self._connect(peer)
+            try:
+                data = self._converse(connection, request, most_bytes)
+            except BaseException as error:
+                connection.close()
+                if kept is not None and isinstance(error, ConnectionError):
+                    continue  # it was closed while no request used it
+                if isinstance(error, OSError | Corrupt):
+                    raise _Lost(str(error)) from error
+                raise
+            with self._lock:
+                peer.idle.append(connection)
+            if self._is_closed:
+                self._close_idle(peer)
+            if data is None:
+                raise _Passed
+            return data
+
+    def _converse(
+        self, connection: socket.socket, request: PeerRequest, most_bytes: int
+    ) -> bytes | None:
+        """Ask for something, and return it; None if the peer does not get it from the store.
+
+        Raises:
+            OSError: the connection has failed, or the peer is silent or slow.
+            Corrupt: it answers something else.
+            _Passed: it is well, but the store takes long; the connection cannot be used again.
+        """
+        connection.sendall(request.encode())
+        until = time.monotonic() + _STORE_S
+        while True:
+            header = _receive(connection, wire.ANSWER_BYTES)
+            status, size_bytes = wire.decode_answer(header, most_bytes)
+            if status is Status.FAILED:
+                return None
+            if status is Status.DATA:
+                began_s = time.monotonic()
+                data = _receive(connection, size_bytes, self._is_slow)
+                if size_bytes >= _LEAST_RATE:
+                    self._rates.append(size_bytes / max(time.monotonic() - began_s, 1e-6))
+                return data
+            if time.monotonic() > until:
+                raise _Passed
+
+    def _is_slow(self, rate: float) -> bool:
+        """Return whether an answer comes slowly, in bytes per second, by what is usual now."""
+        usual = sorted(self._rates)[len(self._rates) // 2] if self._rates else inf
+        return rate < min(_LEAST_RATE, _USUAL_PART * usual)
+
+    def _connect(self, peer: _Peer) -> socket.socket:
+        """Connect to a peer, and see that it knows the secret; wait if the job has only begun.
+
+        Raises:
+            _Lost: there is none.
+        """
+        while True:
+            why = ""
+            for port in [peer.port] if peer.port else self.ports:
+                try:
+                    connection = self._prove(peer.host, port)
+                except (OSError, Corrupt) as error:
+                    why = why or f"port {port}: {error}"
+                else:
+                    peer.port = port
+                    return connection
+            if time.monotonic() - self.begun_s > _BEGIN_S:
+                raise _Lost(why)
+            time.sleep(_BEGIN_POLL_S)
+
+    def _prove(self, host: str, port: int) -> socket.socket:
+        """Connect, and exchange proofs of the secret.
+
+        Raises:
+            OSError: nobody answers.
+            Corrupt: it is not a node of this job.
+        """
+        connection = socket.create_connection((host, port), _CONNECT_S)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(None)
+            _set_timeout(connection, _LOOK_S)
+            told = _receive(connection, len(wire.MAGIC) + wire.NONCE_BYTES)
+            if not told.startswith(wire.MAGIC):
+                raise Corrupt(f"{host}:{port} is no node of this job")
+            theirs, ours = told[len(wire.MAGIC) :], secrets.token_bytes(wire.NONCE_BYTES)
+            connection.sendall(ours + wire.prove(self.secret, b"client", theirs, ours))
+            proof = _receive(connection, wire.PROOF_BYTES)
+            wanted = wire.prove(self.secret, b"server", theirs, ours)
+            if not hmac.compare_digest(proof, wanted):
+                raise Corrupt(f"{host}:{port} is no node of this job")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _receive(
+    connection: socket.socket, size_bytes: int, is_slow: Callable[[float], bool] = lambda rate: True
+) -> bytes:
+    """Receive so many bytes, without copying them unless they come slowly.
+
+    Args:
+        connection: whose calls end after `_LOOK_S`.
+        size_bytes: to be received.
+        is_slow: tells after a while whether a rate in bytes per second is too low.
+
+    Raises:
+        OSError: they do not come, or too slowly.
+    """
+    data, began_s = b"", time.monotonic()
+    while len(data) < size_bytes:
+        try:
+            more = connection.recv(size_bytes - len(data), socket.MSG_WAITALL)
+            if not more:
+                raise ConnectionResetError("it has ended the connection")
+            data = data + more if data else more
+        except BlockingIOError:
+            pass
+        passed_s = time.monotonic() - began_s
+        if len(data) < size_bytes and passed_s >= _SILENCE_S and is_slow(len(data) / passed_s):
+            raise TimeoutError(f"{len(data)} of {size_bytes} bytes came within {passed_s:.1f} s")
+    return data
+
+
+def _set_timeout(connection: socket.socket, seconds: float) -> None:
+    """Have the kernel end each call after a while; Python's timeouts cannot wait for all bytes."""
+    value = _TIMEOUT.pack(int(seconds), int(seconds % 1 * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

@@ -1,0 +1,325 @@
+"""Nodes read from each other, over TCP, and from the store what the others do not give."""
+
+import socket
+import time
+from contextlib import suppress
+
+import pytest
+import trio
+from bootseer_dev.actors.peers import NAME, SECRET, listen, nodes_of
+
+from bootseer.errors import NotFound
+from bootseer.peers import client as client_module
+from bootseer.peers import grid, wire
+from bootseer.peers.store import distrust
+from bootseer.units import KIB, MIB
+
+LONG_S = 20
+"""Nothing here takes so long, however busy the machine is."""
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+async def test_each_byte_leaves_the_store_once(count):
+    async with nodes_of(count) as nodes, trio.open_nursery() as nursery:
+
+        async def read(node):
+            assert await nodes.read(node) == nodes.content
+
+        for node in range(count):
+            nursery.start_soon(read, node)
+    assert nodes.read_bytes == len(nodes.content)
+    assert sum(store.calls.count("open") for store in nodes.own) <= count
+    assert not any(nodes.notes)
+
+
+async def test_rows_read_it_once_as_well(monkeypatch):
+    monkeypatch.setattr(grid, "FLAT_NODES", 4)
+    async with nodes_of(11, 9 * MIB + 5) as nodes, trio.open_nursery() as nursery:
+
+        async def read(node):
+            assert await nodes.read(node) == nodes.content
+
+        for node in range(11):
+            nursery.start_soon(read, node)
+    assert nodes.read_bytes == len(nodes.content)
+
+
+RANGES = [
+    (0, 1),
+    (MIB - 1, 2),
+    (MIB, MIB),
+    (3 * MIB - 7, 2 * MIB + 100),
+    (5 * MIB + 330, 100),
+    (5 * MIB + 333, 10),
+    (50 * MIB, 10),
+    (256 * KIB - 1, 2),
+    (7, 0),
+]
+
+
+@pytest.mark.parametrize(("start", "size"), RANGES)
+async def test_any_range_is_the_stores(start, size):
+    async with nodes_of(3) as nodes:
+        for node in range(3):
+            assert await nodes.read(node, start, size) == nodes.content[start : start + size]
+    assert nodes.read_bytes <= min(size + 2 * 256 * KIB, len(nodes.content))
+
+
+async def test_small_reads_bring_no_whole_pieces():
+    async with nodes_of(4) as nodes:
+        for node in range(4):
+            await nodes.read(node, 2 * MIB + 10, 4 * KIB)
+    assert nodes.read_bytes == 256 * KIB
+
+
+async def test_what_was_replaced_in_memory_is_read_again():
+    async with nodes_of(2, 40 * MIB, memory_mib=16) as nodes:
+        for _ in range(2):
+            assert await nodes.read(1) == nodes.content
+    assert len(nodes.content) < nodes.read_bytes <= 2 * len(nodes.content)
+
+
+async def test_more_readers_than_memory_go_to_the_store():
+    async with nodes_of(2, 8 * MIB, memory_mib=0) as nodes:
+        assert await nodes.read(0) == nodes.content
+    assert not any(nodes.notes)
+
+
+async def test_a_node_that_is_gone_is_done_without():
+    async with nodes_of(4, 8 * MIB, down={2}) as nodes:
+        for node in (0, 1, 3):
+            assert await nodes.read(node) == nodes.content
+        assert nodes.read_bytes == len(nodes.content), "another node reads what it would have"
+        assert any("127.0.0.4" in note for note in nodes.notes[0])
+
+
+async def test_a_node_that_ends_meanwhile_is_done_without():
+    async with nodes_of(3, 8 * MIB) as nodes:
+        assert await nodes.read(0, 0, 3 * MIB) == nodes.content[: 3 * MIB]
+        nodes.kill(1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await nodes.read(0) == nodes.content
+
+
+async def _as_server(host, port, secret, behave):
+    """Be a node that proves a secret and then behaves otherwise."""
+
+    async def converse(stream):
+        nonce = bytes(wire.NONCE_BYTES)
+        await stream.send_all(wire.MAGIC + nonce)
+        told = b""
+        while len(told) < wire.NONCE_BYTES + wire.PROOF_BYTES:
+            told += await stream.receive_some()
+        theirs = told[: wire.NONCE_BYTES]
+        await stream.send_all(wire.prove(secret, b"server", nonce, theirs))
+        with suppress(trio.BrokenResourceError):  # it was given up
+            await behave(stream)
+
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(listen(host, port)))
+    await trio.serve_listeners(converse, [listener])
+
+
+async def _silent(stream):
+    await trio.sleep_forever()
+
+
+async def _ending(stream):
+    await stream.receive_some()
+    await stream.aclose()
+
+
+async def _slow(stream):
+    """1 Mbit/s."""
+    await stream.receive_some()
+    await stream.send_all(wire.encode_answer(wire.Status.DATA, MIB))
+    for _ in range(1000):
+        await stream.send_all(bytes(12_500))
+        await trio.sleep(0.1)
+
+
+async def _endless(stream):
+    await stream.receive_some()
+    await stream.send_all(wire.encode_answer(wire.Status.DATA, 2**32 - 1))
+    await trio.sleep_forever()
+
+
+async def _nonsense(stream):
+    await stream.receive_some()
+    await stream.send_all(b"\xff" * 100)
+    await trio.sleep_forever()
+
+
+async def _waiting(stream):
+    while True:
+        await stream.send_all(wire.encode_answer(wire.Status.WAIT))
+        await trio.sleep(0.1)
+
+
+@pytest.mark.parametrize("behave", [_silent, _ending, _slow, _endless, _nonsense, _waiting, None])
+async def test_a_node_that_behaves_otherwise_is_done_without(behave):
+    """None is a node of another job."""
+    secret = SECRET if behave else b"another job's"
+    async with nodes_of(3, 6 * MIB, down={1}) as nodes, trio.open_nursery() as nursery:
+        nursery.start_soon(_as_server, nodes.hosts[1], nodes.port, secret, behave or _silent)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(LONG_S):
+            assert await nodes.read(0) == nodes.content
+        nursery.cancel_scope.cancel()
+    assert nodes.clients[0].received_bytes > 0, "the others are asked all the same"
+
+
+async def _wrong(stream):
+    data = b""
+    while True:
+        data += await stream.receive_some()
+        while len(data) >= wire.REQUEST_BYTES:
+            request, name_bytes = wire.decode_request(data[: wire.REQUEST_BYTES])
+            data = data[wire.REQUEST_BYTES + name_bytes :]
+            if request.kind is wire.Kind.DESCRIBE:
+                await stream.send_all(wire.encode_answer(wire.Status.FAILED))
+                continue
+            size = request.size_bytes
+            await stream.send_all(wire.encode_answer(wire.Status.DATA, size) + bytes(size))
+
+
+async def test_wrong_bytes_are_read_again_from_the_store():
+    async with nodes_of(3, 6 * MIB, down={1}) as nodes, trio.open_nursery() as nursery:
+        nursery.start_soon(_as_server, nodes.hosts[1], nodes.port, SECRET, _wrong)
+        await trio.testing.wait_all_tasks_blocked()
+        wrong = 0
+        async with nodes.shared[0].open(NAME) as reader:
+            for at in range(0, 6 * MIB, MIB):
+                if await reader.pread(at, MIB) != nodes.content[at : at + MIB]:
+                    wrong += 1
+                    assert distrust(reader, at, MIB)
+                    assert await reader.pread(at, MIB) == nodes.content[at : at + MIB]
+                    assert not distrust(reader, at, MIB), "it came from the store"
+        assert wrong == 1, "and that node is asked nothing any more"
+        assert any("wrong bytes" in note for note in nodes.notes[0])
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_wrong_size_is_found_as_well():
+    async def lying(stream):
+        await stream.receive_some()
+        info = b'[5, 0, ""]'
+        await stream.send_all(wire.encode_answer(wire.Status.DATA, len(info)) + info)
+        await trio.sleep_forever()
+
+    async with nodes_of(2, down={0, 1}) as nodes, trio.open_nursery() as nursery:
+        for host in nodes.hosts:
+            nursery.start_soon(_as_server, host, nodes.port, SECRET, lying)
+        await trio.testing.wait_all_tasks_blocked()
+        async with nodes.shared[0].open(NAME) as reader:
+            assert len(await reader.pread(0, 100)) == 5
+            assert distrust(reader, 0, 100)
+            assert await reader.pread(0, 100) == nodes.content[:100]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_store_that_takes_long_is_waited_for():
+    async with nodes_of(3, MIB) as nodes:
+        for store in nodes.own:
+            store.delay_s = 1.0  # as long as a node may be silent, with what comes before
+        home = grid.PeerGrid(3, 0).homes(NAME, 0)[0]
+        other = next(node for node in range(3) if node != home)
+        assert await nodes.read(other) == nodes.content
+        assert not nodes.own[other].read_bytes and not any(nodes.notes)
+
+
+async def test_what_the_store_says_is_said():
+    async with nodes_of(2) as nodes:
+        with pytest.raises(NotFound):
+            async with nodes.shared[0].open("images/none"):
+                pass
+        assert not any(nodes.notes)
+
+
+async def test_it_waits_for_servers_only_while_the_job_begins():
+    async with nodes_of(3, 3 * MIB, down={0, 1, 2}) as nodes, trio.open_nursery() as nursery:
+        client = nodes.clients[0]
+        client.begun_s = time.monotonic()
+        nursery.start_soon(_late, nodes)
+        assert await nodes.read(0) == nodes.content
+        assert client.received_bytes >= 2 * MIB and not nodes.notes[0]
+        nursery.cancel_scope.cancel()
+
+
+async def _late(nodes):
+    await trio.sleep(0.3)
+    async with trio.open_nursery() as nursery:
+        for server, host in zip(nodes.servers, nodes.hosts, strict=True):
+            nursery.start_soon(server.serve, listen(host, nodes.port))
+
+
+# Strangers
+
+
+async def test_a_stranger_learns_nothing():
+    async with nodes_of(2) as nodes:
+        for proof in (b"", bytes(wire.PROOF_BYTES), wire.prove(b"x", b"client", b"", b"")):
+            stream = await trio.open_tcp_stream(nodes.hosts[0], nodes.port)
+            greeting = await stream.receive_some()
+            assert greeting[: len(wire.MAGIC)] == wire.MAGIC
+            assert len(greeting) == len(wire.MAGIC) + wire.NONCE_BYTES
+            ask = wire.PeerRequest(wire.Kind.READ, 0, NAME, 0, 100).encode()
+            await stream.send_all(bytes(wire.NONCE_BYTES) + proof.ljust(wire.PROOF_BYTES) + ask)
+            async with stream:
+                with suppress(trio.BrokenResourceError):
+                    assert not await stream.receive_some()
+        assert nodes.servers[0].served.strangers == 3
+        assert nodes.read_bytes == 0
+
+
+async def test_a_servers_proof_is_no_clients():
+    server, client = bytes(16), bytes(range(16))
+    proofs = {
+        wire.prove(secret, side, first, second)
+        for secret in (SECRET, b"another")
+        for side in (b"server", b"client")
+        for first, second in ((server, client), (client, server))
+    }
+    assert len(proofs) == 8
+
+
+async def test_strangers_do_not_keep_the_nodes_out():
+    async with nodes_of(2, down={1}) as nodes:
+        strangers = [socket.create_connection((nodes.hosts[0], nodes.port)) for _ in range(100)]
+        await trio.testing.wait_all_tasks_blocked()
+        nodes.clients[1].begun_s = time.monotonic()
+        assert await nodes.read(1) == nodes.content
+        assert nodes.clients[1].received_bytes > 0
+        for stranger in strangers:
+            stranger.close()
+
+
+async def test_a_request_beyond_its_piece_ends_the_connection():
+    async with nodes_of(2) as nodes:
+        for bad in (
+            wire.PeerRequest(wire.Kind.READ, 0, NAME, 1, MIB),
+            wire.PeerRequest(wire.Kind.READ, 0, "x" * 1025, 0, 1),
+        ):
+            connection = await trio.to_thread.run_sync(
+                nodes.clients[1]._prove, nodes.hosts[0], nodes.port
+            )
+            connection.sendall(bad.encode())
+            with suppress(ConnectionResetError):
+                assert await trio.to_thread.run_sync(connection.recv, 1) == b""
+            connection.close()
+
+
+@pytest.mark.parametrize("request_", [(7, NAME), (0, "../etc/passwd"), (0, "/etc/passwd")])
+async def test_a_name_that_is_none_is_refused(request_):
+    async with nodes_of(2) as nodes:
+        request = wire.PeerRequest(wire.Kind.READ, *request_, 0, 10)
+        assert await nodes.clients[1].read(request) is None
+        assert not any(nodes.notes)
+
+
+def test_a_job_has_several_ports_to_try():
+    ports = client_module.PortRange(47_100, 47_499)
+    assert ports.of_job(0) == [47_100, 47_101, 47_102, 47_103]
+    for job_id in range(1000):
+        assert len(set(ports.of_job(job_id))) == 4
+        assert set(ports.of_job(job_id)) <= set(range(47_100, 47_500))
+    assert client_module.PortRange(50_000, 50_000).of_job(9) == [50_000]

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from collections import Counter
 from contextlib import suppress
 
 import pytest
@@ -9,6 +10,7 @@ import trio
 from bootseer_dev.actors.peers import NAME, SECRET, listen, nodes_of
 
 from bootseer.errors import NotFound
+from bootseer.parallel import for_each
 from bootseer.peers import client as client_module
 from bootseer.peers import grid, wire
 from bootseer.peers.store import distrust
@@ -42,6 +44,22 @@ async def test_rows_read_it_once_as_well(monkeypatch):
         for node in range(11):
             nursery.start_soon(read, node)
     assert nodes.read_bytes == len(nodes.content)
+
+
+@pytest.mark.parametrize("count", [1, 8, 64, 512])
+async def test_what_a_job_asks_of_the_store_does_not_grow_with_its_nodes(count):
+    """Two pieces: of 512 nodes, 22 rows have a home for each, and one of these reads the store."""
+    async with nodes_of(count, 2 * MIB, memory_mib=2) as nodes:
+
+        async def read(node):
+            assert await nodes.read(node) == nodes.content
+
+        await for_each(range(count), read, 64)
+        calls = Counter(call for store in nodes.own for call in store.calls)
+        rows = nodes.clients[0].grid.rows
+        assert calls == {"open": calls["open"], "pread": 2}
+        assert calls["open"] <= 2 + rows, "of each row, one node tells the others its size"
+        assert nodes.read_bytes == 2 * MIB and not any(nodes.notes)
 
 
 RANGES = [

@@ -31,6 +31,8 @@ KEPT_S = 3600.0
 _AHEAD = 8
 """Pieces that are read before a prefetch wants them: with the wanted one, enough reads at once to
 hide the latency of the store."""
+_AHEAD_OF_PEERS = 64
+"""The same where nodes of a job read from each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,12 @@ class PackSource:
     Every byte is checked: the index by its own digest, blocks by the digests of the image.
     """
 
-    def __init__(self, store: Store, stored: StoredPack, manifest: ImageManifest) -> None:
-        """Read a pack whose index fits the image; see `open_pack`."""
+    def __init__(
+        self, store: Store, stored: StoredPack, manifest: ImageManifest, node: int | None = None
+    ) -> None:
+        """Read a pack whose index fits the image; see `open_pack` for the arguments."""
+        self._ahead = _AHEAD if node is None else _AHEAD_OF_PEERS
+        self._first = (node or 0) % self._ahead
         self.pack = stored.pack
         self._store = store
         self._manifest = manifest
@@ -101,7 +107,7 @@ class PackSource:
         rows = (self._rows.get(index) for index in wanted)
         found: list[int] = []
         for piece in dict.fromkeys(row // self._per_piece for row in rows if row is not None):
-            for next_piece in range(piece, min(piece + 1 + _AHEAD, self._pieces)):
+            for next_piece in range(piece, min(piece + 1 + self._ahead, self._pieces)):
                 if not self._drawn[next_piece]:
                     self._drawn[next_piece] = 1
                     start = next_piece * self._per_piece
@@ -109,17 +115,19 @@ class PackSource:
         return found
 
     def runs(self, blocks: Iterable[int]) -> list[list[int]]:
-        """Cut blocks of the pack into runs; `read` takes one."""
+        """Cut blocks of the pack into runs, in the order to read them; `read` takes one."""
         rows = sorted(self._rows[index] for index in blocks)
 
         def place(pair: tuple[int, int]) -> tuple[int, int, int]:
             number, row = pair
             return row - number, row // self._per_piece, row // self._per_part
 
-        return [
+        found = [
             [self.pack.blocks[row] for _, row in group]
             for _, group in groupby(enumerate(rows), place)
         ]
+        first = len(found) * self._first // self._ahead
+        return found[first:] + found[:first]
 
     async def read(self, blocks: Sequence[int]) -> memoryview:
         """Read a run of blocks.
@@ -149,7 +157,11 @@ class PackSource:
 
 
 async def open_pack(
-    store: Store, manifest: ImageManifest, image: str, parts: Store | None = None
+    store: Store,
+    manifest: ImageManifest,
+    image: str,
+    parts: Store | None = None,
+    node: int | None = None,
 ) -> PackSource | None:
     """Open the pack of an image; None if it has none. Its objects are opened when they are read.
 
@@ -158,6 +170,8 @@ async def open_pack(
         manifest: of the image.
         image: its digest.
         parts: another way to the objects that are never replaced; None for none.
+        node: index of this node, if its job's nodes read from each other: each begins elsewhere,
+            so that they do not all ask the same ones.
 
     Raises:
         Corrupt: its index is damaged, of another image, or does not fit this one.
@@ -167,7 +181,7 @@ async def open_pack(
     if stored is None:
         return None
     pack_format.check_fits(stored.pack, manifest, image, f"the hot pack of {manifest.identity}")
-    return PackSource(parts or store, stored, manifest)
+    return PackSource(parts or store, stored, manifest, node)
 
 
 async def write_pack(

@@ -361,6 +361,15 @@ async def test_what_is_read_at_once_lies_together_in_one_piece(source):
     assert source.runs(iter(blocks)) == source.runs(blocks[::-1]) == found
 
 
+async def test_nodes_that_read_from_each_other_begin_elsewhere_in_what_is_ahead(source, store):
+    alone = source.runs(PACK.blocks)
+    for node, first in ((0, 0), (16, len(alone) // 4), (64 + 32, len(alone) // 2)):
+        one = await pack_store.open_pack(store, MANIFEST, DIGEST, node=node)
+        assert one.draw(PACK.blocks[:1]) == list(PACK.blocks), "more than there is"
+        assert one.runs(PACK.blocks) == alone[first:] + alone[:first]
+        await one.close()
+
+
 async def test_a_pack_that_was_closed_is_not_read_any_more(source):
     await source.close()
     with pytest.raises(Unavailable, match="not read any more"):

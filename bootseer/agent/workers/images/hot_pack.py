@@ -72,8 +72,9 @@ class JobPack:
         manifest = self.blocks.manifest
         try:
             with trio.fail_after(_INDEX_S):
+                node = self.task.job.node_index if self.parts is not self.store else None
                 self._source = await pack_store.open_pack(
-                    self.store, manifest, self.image, self.parts
+                    self.store, manifest, self.image, self.parts, node
                 )
         except trio.TooSlowError:
             late = f"{self.store.url} has not given its index within {_INDEX_S:g} s"

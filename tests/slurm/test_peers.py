@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 import re
+import shlex
 import subprocess
 
 import pytest
@@ -66,10 +67,32 @@ def test_each_byte_leaves_the_store_once(peers, large):
     read_mb = 0.0
     for node in peers.cluster.node_names:
         stages = peers.stages(job, node)
-        assert "of it from the job's other nodes" in stages["image.serve"]["detail"]
+        assert "of it through the job's nodes" in stages["image.serve"]["detail"]
         read_mb += float(SENT.fullmatch(stages["peers.serve"]["detail"])[1])
     assert read_mb <= 1.1 * large.stat().st_size / 1e6
     assert peers.fallbacks(job) == set()
+
+
+def test_an_environment_is_unpacked_from_what_leaves_the_store_once(peers):
+    """A file for each node, so that none of them has the other's by a shared folder."""
+    target = "/local/peers"
+    make = f"mkdir -p {target}; head -c 6000000 /dev/urandom > {target}/data"
+    run = f"{site.bootseer()} env run --target {target} --mode=unpack"
+    command = f"{run} --wait -- sh -c {shlex.quote(make)} && sha256sum < {target}/data"
+    sums = set()
+    for _ in range(2):
+        job = peers.srun("--bootseer=peers", command=command)
+        sums |= set(job.stdout.split())
+        assert peers.fallbacks(job) == set()
+        for node in peers.cluster.node_names:
+            peers.cluster.run(["rm", "-rf", target], node=node)
+    assert len(sums) == 2, "the sum, and sha256sum's dash"
+    read_mb = 0.0
+    for node in peers.cluster.node_names:
+        stages = peers.stages(job, node)
+        assert "env.unpack" in stages
+        read_mb += float(SENT.fullmatch(stages["peers.serve"]["detail"])[1])
+    assert 6 <= read_mb <= 1.1 * 6
 
 
 def test_without_the_other_node_the_store_is_read(peers, large):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
+
+import trio
 
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.config import Config
 from bootseer.core.nodelist import expand
 from bootseer.env.snapshot.group_store import shared_stores
+from bootseer.errors import Closed
 from bootseer.peers.client import PeerClient, PortRange
 from bootseer.peers.grid import PeerGrid
 from bootseer.peers.store import PeerStore
@@ -37,41 +41,52 @@ def ports(job: Job, config: Config) -> list[int]:
     return PortRange(first, min(first + config.peers.ports - 1, 65535)).of_job(job.job_id)
 
 
-def peer_client(task: Task, note: Callable[[str], None]) -> PeerClient | None:
-    """Return what asks the other nodes of a job; None if they do not talk to each other.
+class JobPeers:
+    """The nodes of a job, for one worker that reads from them.
 
-    Args:
-        task: of this worker.
-        note: called with the reason when a node is given up, a few times at most.
+    Attributes:
+        client: asks the nodes; None if they do not read from each other.
     """
-    job, config = task.job, task.config
-    hosts = [f"{name}{config.peers.host_suffix}" for name in expand(job.nodelist)]
-    if not job.has_peers(config.peers.min_nodes) or len(hosts) != job.nodes:
-        return None
-    notes = iter(range(_MAX_NOTES))
 
-    def note_some(why: str) -> None:
-        if next(notes, None) is not None:
-            note(why)
+    def __init__(self, task: Task, nursery: trio.Nursery) -> None:
+        """Connect to nobody yet.
 
-    return PeerClient(
-        hosts,
-        PeerGrid(job.nodes, job.node_index),
-        bytes.fromhex(job.secret),
-        ports(job, config),
-        note_some,
-    )
+        Args:
+            task: of this worker.
+            nursery: for reports of nodes that are given up.
+        """
+        self._task = task
+        self._nursery = nursery
+        self._notes = 0
+        job, config = task.job, task.config
+        hosts = [f"{name}{config.peers.host_suffix}" for name in expand(job.nodelist)]
+        self.client: PeerClient | None = None
+        if job.has_peers(config.peers.min_nodes) and len(hosts) == job.nodes:
+            grid, secret = PeerGrid(job.nodes, job.node_index), bytes.fromhex(job.secret)
+            self.client = PeerClient(hosts, grid, secret, ports(job, config), self._note)
 
+    def through(self, store: Store) -> Store:
+        """Read the objects of a store from the nodes first, if it is one of the job's stores.
 
-def through_peers(store: Store, stores: Iterator[Store], client: PeerClient | None) -> Store:
-    """Read the objects of a store from the other nodes first, if that is one of the job's stores.
+        Only for objects that are never replaced by others, and whose readers check what they get.
+        """
+        if self.client is None:
+            return store
+        stores = enumerate(job_stores(self._task))
+        number = next((n for n, one in stores if one.url == store.url), None)
+        return store if number is None else PeerStore(store, number, self.client)
 
-    Args:
-        store: the store.
-        stores: the job's, see `job_stores`.
-        client: asks the nodes; None to ask nobody.
-    """
-    if client is None:
-        return store
-    number = next((n for n, one in enumerate(stores) if one.url == store.url), None)
-    return store if number is None else PeerStore(store, number, client)
+    def close(self) -> None:
+        """End all connections."""
+        if self.client is not None:
+            self.client.close()
+
+    def _note(self, why: str) -> None:
+        self._notes += 1
+        if self._notes <= _MAX_NOTES:
+            self._nursery.start_soon(self._report, why)
+
+    async def _report(self, why: str) -> None:
+        with suppress(Closed):
+            async with self._task.stage("peers.lost") as report:
+                report.fall_back(f"what it has is read elsewhere: {why}")

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from bootseer.agent.workers.base import Task, owner_of
+from bootseer.agent.workers.job_peers import JobPeers
 from bootseer.env.restore.download import opened_places, unpack
 from bootseer.env.snapshot import repository
 from bootseer.env.snapshot.group_store import find_snapshot, shared_stores
 from bootseer.env.snapshot.manifest import Snapshot
 from bootseer.errors import BootseerError, ConfigError
+from bootseer.parallel import background
 from bootseer.store.api.base import Store
 from bootseer.units import format_size
 
@@ -45,8 +47,11 @@ async def provide(task: Task, store: Store, mount: Callable[[Snapshot], Awaitabl
         why = await mount(snapshot)
     if why:
         async with task.stage("env.unpack") as report:
-            with opened_places(snapshot.targets) as places:
-                read_bytes = await unpack(store, snapshot, places)
+            async with background() as nursery:
+                peers = JobPeers(task, nursery)
+                with closing(peers), opened_places(snapshot.targets) as places:
+                    parts = peers.through(store)
+                    read_bytes = await unpack(store, snapshot, places, parts=parts)
             report.bytes = snapshot.content_bytes
             report.detail = f"{snapshot.files} files, {format_size(read_bytes)} read; {why}"
     await repository.note_use(store, key)

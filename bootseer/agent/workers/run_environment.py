@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from contextlib import closing
 
 from bootseer.agent.messages.worker import MountSnapshot, ServeConnection, SnapshotMounted
 from bootseer.agent.workers.base import Task, owner_of
+from bootseer.agent.workers.job_peers import JobPeers
 from bootseer.env.client.messages import Hello
 from bootseer.env.server.connection import ServerConnection
 from bootseer.env.server.session import serve
@@ -14,6 +16,7 @@ from bootseer.env.server.session_context import make_context
 from bootseer.errors import Unavailable
 from bootseer.ipc.channel import unexpected
 from bootseer.ipc.descriptors import exactly
+from bootseer.parallel import background
 
 
 class AgentMounter:
@@ -44,13 +47,17 @@ async def run(task: Task) -> None:
     job = task.job
     connection = ServerConnection(socket.socket(fileno=fd))
     await connection.send(Hello(locks=True, image=message.image))
-    context = make_context(
-        task.config,
-        owner_of(job),
-        job.node,
-        job.nodes,
-        task.stage,
-        AgentMounter(task),
-        task.mksquashfs,
-    )
-    await serve(connection, context)
+    async with background() as nursery:
+        peers = JobPeers(task, nursery)
+        context = make_context(
+            task.config,
+            owner_of(job),
+            job.node,
+            job.nodes,
+            task.stage,
+            AgentMounter(task),
+            task.mksquashfs,
+            peers.through,
+        )
+        with closing(peers):
+            await serve(connection, context)

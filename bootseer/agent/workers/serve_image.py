@@ -26,7 +26,7 @@ from bootseer.agent.workers.base import Task, owner_of
 from bootseer.agent.workers.images.access_strategy import AccessSelector
 from bootseer.agent.workers.images.hot_pack import JobPack
 from bootseer.agent.workers.images.image_pin import check_pin
-from bootseer.agent.workers.job_peers import job_stores, peer_client, through_peers
+from bootseer.agent.workers.job_peers import JobPeers
 from bootseer.cache.cached_blocks import CachedBlocks, no_blocks
 from bootseer.cache.keeper_link import KeeperLink
 from bootseer.cache.token import seal_manifest
@@ -164,13 +164,9 @@ async def _open_in(
             async with task.stage(stage) as report:
                 report.fall_back(reason)
 
-    def note_peer(reason: str) -> None:
-        nursery.start_soon(note, "peers.lost", f"what it has is read elsewhere: {reason}")
-
-    client = peer_client(task, note_peer)
-    if client is not None:
-        opened.callback(client.close)
-    shared = through_peers(store, job_stores(task), client)
+    peers = JobPeers(task, nursery)
+    opened.callback(peers.close)
+    shared = peers.through(store)
     source = ImageSource(shared, digest)
     opened.push_async_callback(_close, source.close)
     info = await source.open_first()
@@ -202,11 +198,11 @@ async def _open_in(
     else:
         view = ImageView(blocks, manifest.size_bytes, info.mtime_ns, job.uid, job.gid, note_error)
     packs = task.store() if config.image.store_url else store  # the user's own
-    parts = through_peers(packs, job_stores(task), client)
+    parts = peers.through(packs)
     packing = JobPack(task, packs, blocks, digest, parts, nursery)
     opened.push_async_callback(_close, packing.close)
     way = await AccessSelector(task, source, blocks, cache).choose(patience_s, note_file)
-    return _Served(manifest, cache, blocks, view, tree, packing, source, way, client)
+    return _Served(manifest, cache, blocks, view, tree, packing, source, way, peers.client)
 
 
 async def _close(close: Callable[[], Awaitable[None]]) -> None:
@@ -326,7 +322,7 @@ async def _report(task: Task, served: _Served) -> None:
         counts = [f"{stats.fetches} reads of {'the store' if source.file is None else 'its file'}"]
         if served.peers is not None:
             received = format_size(served.peers.received_bytes)
-            counts.append(f"{received} of it from the job's other nodes")
+            counts.append(f"{received} of it through the job's nodes")
         if stats.filled_bytes:
             counts.append(f"{format_size(stats.filled_bytes)} of it fetched in the background")
         if cached is not None and cached.damaged:

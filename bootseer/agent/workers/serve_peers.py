@@ -10,8 +10,8 @@ import trio
 from bootseer.agent.messages.worker import EndPeers
 from bootseer.agent.node.privileges import limit_changes
 from bootseer.agent.workers.base import Task
-from bootseer.agent.workers.job_peers import job_stores, peer_client, ports
-from bootseer.errors import Closed, Unavailable
+from bootseer.agent.workers.job_peers import JobPeers, job_stores, ports
+from bootseer.errors import BootseerError, Unavailable
 from bootseer.ipc.channel import unexpected
 from bootseer.peers.piece_cache import PieceCache
 from bootseer.peers.server import PeerServer
@@ -26,13 +26,7 @@ async def run(task: Task) -> None:
     limit_changes()  # it only reads
     job, settings = task.job, task.config.peers
     async with trio.open_nursery() as nursery:
-
-        async def note(why: str) -> None:
-            with suppress(Closed):
-                async with task.stage("peers.lost") as report:
-                    report.fall_back(f"its pieces are read elsewhere: {why}")
-
-        client = peer_client(task, lambda why: nursery.start_soon(note, why))
+        client = JobPeers(task, nursery).client
         assert client is not None  # the agent has seen to that
         server = PeerServer(
             bytes.fromhex(job.secret),
@@ -41,7 +35,7 @@ async def run(task: Task) -> None:
             client,
             RateLimit(settings.mib_per_s * MIB),
         )
-        with suppress(Closed):
+        with suppress(BootseerError):  # reported, unless the agent has ended
             async with task.stage("peers.serve") as report:
                 host = client.hosts[job.node_index]
                 listener = await trio.to_thread.run_sync(_listen, host, ports(job, task.config))

@@ -25,6 +25,7 @@ async def unpack(
     snapshot: Snapshot,
     places: Sequence[RestoreTarget],
     count: Callable[[int], None] = lambda size_bytes: None,
+    parts: Store | None = None,
 ) -> int:
     """Unpack a snapshot, as the calling user; see `bootseer.env.restore.atomic.restore`.
 
@@ -33,6 +34,7 @@ async def unpack(
         snapshot: to unpack.
         places: of its targets.
         count: called with numbers of bytes that were unpacked, in a thread.
+        parts: another way to the objects that are never replaced; None for none.
 
     Returns:
         Bytes that were read from the store.
@@ -43,7 +45,7 @@ async def unpack(
     """
     index = await repository.read_index(store, snapshot)
     chunks = await trio.to_thread.run_sync(split, index)
-    async with ChunkSource(store, snapshot) as source:
+    async with ChunkSource(store, snapshot, parts) as source:
 
         def check_cancelled() -> None:
             try:

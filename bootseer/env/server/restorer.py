@@ -128,8 +128,9 @@ class Restorer:
             progress = UnpackProgress(snapshot.content_bytes)
             async with background() as nursery:
                 nursery.start_soon(progress.send, self.connection)
-                read_bytes = await unpack(
-                    self.found.store, snapshot, self.request.places, progress.count
-                )
+                store = self.found.store
+                parts = self.context.through_peers(store)
+                places = self.request.places
+                read_bytes = await unpack(store, snapshot, places, progress.count, parts)
             report.bytes = snapshot.content_bytes
             report.detail = f"{snapshot.files} files, {format_size(read_bytes)} read"

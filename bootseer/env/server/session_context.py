@@ -52,6 +52,7 @@ class SessionContext:
         keep_days: how long to keep snapshots that are not used; 0 for ever.
         quota_bytes: most that all environments of the user may take up in the store; 0 for any.
         mksquashfs: starts it.
+        through_peers: returns another way to the objects of a store that are never replaced.
     """
 
     store: Store
@@ -66,6 +67,7 @@ class SessionContext:
     keep_days: float
     quota_bytes: int
     mksquashfs: Start = start_plainly
+    through_peers: Callable[[Store], Store] = lambda store: store
 
 
 def make_context(
@@ -76,6 +78,7 @@ def make_context(
     stage: Stage,
     mounter: SnapshotMounter | None,
     mksquashfs: Start = start_plainly,
+    through_peers: Callable[[Store], Store] = lambda store: store,
 ) -> SessionContext:
     """Make a context from the settings.
 
@@ -95,4 +98,5 @@ def make_context(
         keep_days=config.env.keep_days,
         quota_bytes=int(config.env.quota_gib * GIB),
         mksquashfs=mksquashfs,
+        through_peers=through_peers,
     )

@@ -21,12 +21,18 @@ class ChunkSource:
         read_bytes: bytes that were read from the store.
     """
 
-    def __init__(self, store: Store, snapshot: Snapshot) -> None:
-        """Name the snapshot; nothing is read yet."""
+    def __init__(self, store: Store, snapshot: Snapshot, parts: Store | None = None) -> None:
+        """Name the snapshot; nothing is read yet.
+
+        Args:
+            store: that has it.
+            snapshot: its manifest.
+            parts: another way to the objects that are never replaced; None for none.
+        """
         self.read_bytes = 0
         self._store = store
         self._image = snapshot.image
-        self._source = ImageSource(store, snapshot.image)
+        self._source = ImageSource(parts or store, snapshot.image)
         self._token = trio.lowlevel.current_trio_token()
         self._reading: set[trio.CancelScope] = set()
         self._is_stopped = False

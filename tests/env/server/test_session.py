@@ -406,7 +406,7 @@ async def test_how_far_it_is_unpacked_is_told(lab, target, monkeypatch):
     shown.isatty = lambda: True
     monkeypatch.setattr("sys.stderr", shown)
 
-    async def unpack(store, snapshot, places, count):
+    async def unpack(store, snapshot, places, count, parts):
         count(3000)
         count(4000)
         while "unpacking 7 kB of 12 B" not in shown.getvalue():

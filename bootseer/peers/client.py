@@ -82,13 +82,11 @@ class _Peer:
     """Another node's server.
 
     Attributes:
-        host: its name or address.
         lost_until: it is not asked before, on the clock `time.monotonic`.
         port: at which it was found; 0 if it was not yet.
         idle: connections that no request uses.
     """
 
-    host: str
     lost_until: float = 0.0
     port: int = 0
     idle: list[socket.socket] = field(default_factory=list)
@@ -200,7 +198,7 @@ class PeerClient:
         self._limiter.total_tokens = min(max(allowed, _FEWEST_REQUESTS), _MOST_REQUESTS)
 
     def _peer(self, node: int) -> _Peer:
-        return self._peers.setdefault(node, _Peer(self.hosts[node]))
+        return self._peers.setdefault(node, _Peer())
 
     def _lose(self, node: int, why: str, for_s: float = _LOST_S) -> None:
         peer, now_s = self._peer(node), time.monotonic()
@@ -227,7 +225,7 @@ class PeerClient:
         while True:
             with self._lock:
                 kept = peer.idle.pop() if peer.idle else None
-            connection = kept or self._connect(peer)
+            connection = kept or self._connect(node, peer)
             try:
                 data = self._converse(connection, request, most_bytes)
             except BaseException as error:
@@ -276,7 +274,7 @@ class PeerClient:
         usual = sorted(self._rates)[len(self._rates) // 2] if self._rates else inf
         return rate < min(_LEAST_RATE, _USUAL_PART * usual)
 
-    def _connect(self, peer: _Peer) -> socket.socket:
+    def _connect(self, node: int, peer: _Peer) -> socket.socket:
         """Connect to a peer, and see that it knows the secret; wait if the job has only begun.
 
         Raises:
@@ -286,7 +284,7 @@ class PeerClient:
             why = ""
             for port in [peer.port] if peer.port else self.ports:
                 try:
-                    connection = self._prove(peer.host, port)
+                    connection = self._prove(node, port)
                 except (OSError, Corrupt) as error:
                     why = why or f"port {port}: {error}"
                 else:
@@ -296,13 +294,14 @@ class PeerClient:
                 raise _Lost(why)
             time.sleep(_BEGIN_POLL_S)
 
-    def _prove(self, host: str, port: int) -> socket.socket:
+    def _prove(self, node: int, port: int) -> socket.socket:
         """Connect, and exchange proofs of the secret.
 
         Raises:
             OSError: nobody answers.
             Corrupt: it is not a node of this job.
         """
+        host = self.hosts[node]
         connection = socket.create_connection((host, port), _CONNECT_S)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -312,10 +311,10 @@ class PeerClient:
             if not told.startswith(wire.MAGIC):
                 raise Corrupt(f"{host}:{port} is no node of this job")
             theirs, ours = told[len(wire.MAGIC) :], secrets.token_bytes(wire.NONCE_BYTES)
-            connection.sendall(ours + wire.prove(self.secret, b"client", theirs, ours))
+            proofs = wire.Proofs(self.secret, node, port, theirs, ours)
+            connection.sendall(ours + proofs.client)
             proof = _receive(connection, wire.PROOF_BYTES)
-            wanted = wire.prove(self.secret, b"server", theirs, ours)
-            if not hmac.compare_digest(proof, wanted):
+            if not hmac.compare_digest(proof, proofs.server):
                 raise Corrupt(f"{host}:{port} is no node of this job")
         except BaseException:
             connection.close()

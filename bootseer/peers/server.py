@@ -120,9 +120,10 @@ class PeerServer:
                 await stream.send_all(wire.MAGIC + nonce)
                 told = await _receive(stream, wire.NONCE_BYTES + wire.PROOF_BYTES)
                 theirs, proof = told[: wire.NONCE_BYTES], told[wire.NONCE_BYTES :]
-                wanted = wire.prove(self.secret, b"client", nonce, theirs)
-                if hmac.compare_digest(proof, wanted):
-                    await stream.send_all(wire.prove(self.secret, b"server", nonce, theirs))
+                node, port = self.client.grid.index, stream.socket.getsockname()[1]
+                proofs = wire.Proofs(self.secret, node, port, nonce, theirs)
+                if hmac.compare_digest(proof, proofs.client):
+                    await stream.send_all(proofs.server)
                     return True
         except (Corrupt, trio.BrokenResourceError):
             return False

@@ -33,6 +33,7 @@ MAX_INFO_BYTES = 4096
 
 _REQUEST = struct.Struct("!BBHIQ")
 REQUEST_BYTES = _REQUEST.size
+_SERVER = struct.Struct("!IH")
 _ANSWER = struct.Struct("!BxxxI")
 ANSWER_BYTES = _ANSWER.size
 
@@ -143,12 +144,26 @@ def decode_info(data: bytes, name: str) -> ObjectInfo:
     return ObjectInfo(name, size_bytes, mtime_ns, version=version)
 
 
-def prove(secret: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """Return what only those who know the secret can: `PROOF_BYTES` bytes.
+class Proofs:
+    """What only those who know a job's secret can say on one connection.
 
-    Args:
-        secret: of the job.
-        side: ``b"client"`` or ``b"server"``, so that neither can give back the other's proof.
-        server_nonce, client_nonce: of this connection.
+    They say which server is meant, too: who listens at one node's port cannot hand on what is said
+    to another node's server, or to this node's at another port.
+
+    Attributes:
+        client, server: each side's proof, `PROOF_BYTES` bytes.
     """
-    return hmac.digest(secret, side + server_nonce + client_nonce, "sha256")
+
+    def __init__(
+        self, secret: bytes, node: int, port: int, server_nonce: bytes, client_nonce: bytes
+    ) -> None:
+        """Compute both.
+
+        Args:
+            secret: of the job.
+            node, port: of the server: its index in the job, and where it listens.
+            server_nonce, client_nonce: of this connection.
+        """
+        said = _SERVER.pack(node, port) + server_nonce + client_nonce
+        self.client = hmac.digest(secret, b"client" + said, "sha256")
+        self.server = hmac.digest(secret, b"server" + said, "sha256")

@@ -119,7 +119,7 @@ async def test_a_node_that_ends_meanwhile_is_done_without():
         assert await nodes.read(0) == nodes.content
 
 
-async def _as_server(host, port, secret, behave):
+async def _as_server(nodes, secret, behave, node=1):
     """Be a node that proves a secret and then behaves otherwise."""
 
     async def converse(stream):
@@ -129,11 +129,13 @@ async def _as_server(host, port, secret, behave):
         while len(told) < wire.NONCE_BYTES + wire.PROOF_BYTES:
             told += await stream.receive_some()
         theirs = told[: wire.NONCE_BYTES]
-        await stream.send_all(wire.prove(secret, b"server", nonce, theirs))
+        await stream.send_all(wire.Proofs(secret, node, nodes.port, nonce, theirs).server)
         with suppress(trio.BrokenResourceError):  # it was given up
             await behave(stream)
 
-    listener = trio.SocketListener(trio.socket.from_stdlib_socket(listen(host, port)))
+    listener = trio.SocketListener(
+        trio.socket.from_stdlib_socket(listen(nodes.hosts[node], nodes.port))
+    )
     await trio.serve_listeners(converse, [listener])
 
 
@@ -178,7 +180,7 @@ async def test_a_node_that_behaves_otherwise_is_done_without(behave):
     """None is a node of another job."""
     secret = SECRET if behave else b"another job's"
     async with nodes_of(3, 6 * MIB, down={1}) as nodes, trio.open_nursery() as nursery:
-        nursery.start_soon(_as_server, nodes.hosts[1], nodes.port, secret, behave or _silent)
+        nursery.start_soon(_as_server, nodes, secret, behave or _silent)
         await trio.testing.wait_all_tasks_blocked()
         with trio.fail_after(LONG_S):
             assert await nodes.read(0) == nodes.content
@@ -202,7 +204,7 @@ async def _wrong(stream):
 
 async def test_wrong_bytes_are_read_again_from_the_store():
     async with nodes_of(3, 6 * MIB, down={1}) as nodes, trio.open_nursery() as nursery:
-        nursery.start_soon(_as_server, nodes.hosts[1], nodes.port, SECRET, _wrong)
+        nursery.start_soon(_as_server, nodes, SECRET, _wrong)
         await trio.testing.wait_all_tasks_blocked()
         wrong = 0
         async with nodes.shared[0].open(NAME) as reader:
@@ -225,8 +227,8 @@ async def test_a_wrong_size_is_found_as_well():
         await trio.sleep_forever()
 
     async with nodes_of(2, down={0, 1}) as nodes, trio.open_nursery() as nursery:
-        for host in nodes.hosts:
-            nursery.start_soon(_as_server, host, nodes.port, SECRET, lying)
+        for node in range(2):
+            nursery.start_soon(_as_server, nodes, SECRET, lying, node)
         await trio.testing.wait_all_tasks_blocked()
         async with nodes.shared[0].open(NAME) as reader:
             assert len(await reader.pread(0, 100)) == 5
@@ -275,7 +277,8 @@ async def _late(nodes):
 
 async def test_a_stranger_learns_nothing():
     async with nodes_of(2) as nodes:
-        for proof in (b"", bytes(wire.PROOF_BYTES), wire.prove(b"x", b"client", b"", b"")):
+        another = wire.Proofs(b"x", 0, nodes.port, b"", b"").client
+        for proof in (b"", bytes(wire.PROOF_BYTES), another):
             stream = await trio.open_tcp_stream(nodes.hosts[0], nodes.port)
             greeting = await stream.receive_some()
             assert greeting[: len(wire.MAGIC)] == wire.MAGIC
@@ -289,15 +292,42 @@ async def test_a_stranger_learns_nothing():
         assert nodes.read_bytes == 0
 
 
-async def test_a_servers_proof_is_no_clients():
+def test_a_proof_is_of_one_side_one_server_and_one_connection():
     server, client = bytes(16), bytes(range(16))
-    proofs = {
-        wire.prove(secret, side, first, second)
+    proofs = [
+        wire.Proofs(secret, node, port, first, second)
         for secret in (SECRET, b"another")
-        for side in (b"server", b"client")
+        for node, port in ((1, 47_100), (2, 47_100), (1, 47_101))
         for first, second in ((server, client), (client, server))
-    }
-    assert len(proofs) == 8
+    ]
+    assert len({side for one in proofs for side in (one.client, one.server)}) == 24
+
+
+async def test_nothing_is_said_to_who_hands_it_on_to_another_node():
+    """A stranger took node 1's port, and asks node 0 for what he needs to be believed."""
+    seen = bytearray()
+
+    async def relay(stream):
+        async def copy(one, other):
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                async for data in one:
+                    seen.extend(data)
+                    await other.send_all(data)
+
+        other = await trio.open_tcp_stream(nodes.hosts[0], nodes.port)
+        async with other, stream, trio.open_nursery() as nursery:
+            nursery.start_soon(copy, stream, other)
+            await copy(other, stream)
+            nursery.cancel_scope.cancel()
+
+    async with nodes_of(2, down={1}) as nodes, trio.open_nursery() as nursery:
+        listener = trio.socket.from_stdlib_socket(listen(nodes.hosts[1], nodes.port))
+        nursery.start_soon(trio.serve_listeners, relay, [trio.SocketListener(listener)])
+        await trio.testing.wait_all_tasks_blocked()
+        assert await nodes.read(0) == nodes.content
+        assert nodes.servers[0].served.strangers > 0
+        assert seen.startswith(wire.MAGIC) and NAME.encode() not in seen
+        nursery.cancel_scope.cancel()
 
 
 async def test_strangers_do_not_keep_the_nodes_out():
@@ -317,9 +347,7 @@ async def test_a_request_beyond_its_piece_ends_the_connection():
             wire.PeerRequest(wire.Kind.READ, 0, NAME, 1, MIB),
             wire.PeerRequest(wire.Kind.READ, 0, "x" * 1025, 0, 1),
         ):
-            connection = await trio.to_thread.run_sync(
-                nodes.clients[1]._prove, nodes.hosts[0], nodes.port
-            )
+            connection = await trio.to_thread.run_sync(nodes.clients[1]._prove, 0, nodes.port)
             connection.sendall(bad.encode())
             with suppress(ConnectionResetError):
                 assert await trio.to_thread.run_sync(connection.recv, 1) == b""

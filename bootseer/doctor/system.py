@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from functools import partial
+from ipaddress import ip_address
 
 from bootseer.agent.node.account import broker_settings
+from bootseer.core.nodelist import expand
 from bootseer.doctor.check import COMPUTE, Check, Finding, Found, Unchecked, warning
 from bootseer.doctor.machine import Machine, NoAnswer
 from bootseer.doctor.slurm import slurm_conf
@@ -115,10 +118,48 @@ def _mksquashfs(machine: Machine) -> Found:
         yield warning(f"mksquashfs is {'.'.join(map(str, version))}, older than 4.5", why, mend)
 
 
+def _peers(machine: Machine) -> Found:
+    settings = machine.config.peers
+    if not settings.min_nodes:
+        yield "nodes of a job do not read from each other: peers.min_nodes is 0"
+        return
+    with suppress(OSError):
+        nodes = sum(len(expand(text)) for text in slurm_conf(machine).nodes)
+        if nodes < settings.min_nodes:
+            yield f"the cluster has {nodes} nodes, fewer than peers.min_nodes"
+            return
+    name = os.uname().nodename.partition(".")[0] + settings.host_suffix
+    why = (
+        f"jobs of {settings.min_nodes} nodes and more read everything from the store, on each node"
+    )
+    try:
+        answer = machine.run(["getent", "ahosts", name])
+    except NoAnswer as error:
+        raise Unchecked(str(error)) from error
+    address = answer.stdout.partition(" ")[0]
+    try:
+        is_loopback = ip_address(address).is_loopback
+    except ValueError:
+        yield warning(
+            f"{name} has no address",
+            why,
+            "put the node's names into DNS or /etc/hosts, or correct peers.host_suffix",
+        )
+        return
+    yield f"{name} is {address}"
+    if is_loopback:
+        yield warning(
+            f"{name} leads to {address} on this node, where no other node reaches it",
+            why,
+            "give it the node's address in /etc/hosts, or set peers.host_suffix",
+        )
+
+
 CHECKS = (
     Check("system.accounts", "BootSeer's accounts are there", _accounts, COMPUTE),
     Check("system.systemd", "systemd can start the agent", _systemd, COMPUTE),
     Check("system.cgroup", "agents have control groups", _cgroup, COMPUTE),
     Check("system.munge", "munge answers", _munge),
+    Check("system.peers", "nodes of a job can read from each other", _peers, COMPUTE),
     Check("system.mksquashfs", "environments can be captured", _mksquashfs, COMPUTE),
 )

@@ -41,6 +41,7 @@ class Site:
         self.program("scontrol", "echo 'Slurmctld(primary) at head is UP'")
         self.program("munge", "echo MUNGE:x:")
         self.program("unmunge", "cat")
+        self.program("getent", 'echo "10.0.0.7     STREAM $2"')
         self.program("mksquashfs", "echo 'mksquashfs version 4.5.1 (2022/03/17)'")
         self.program("fusermount3", "true", 0o4755)
         self.write("dev/fuse", "", 0o666)

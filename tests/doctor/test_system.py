@@ -8,7 +8,7 @@ from bootseer.slurm import accounts
 ACCOUNTS = {"node__service_user": "daemon", "node__cache_user": "nobody"}
 
 
-@pytest.mark.parametrize("name", ["systemd", "cgroup", "munge", "mksquashfs"])
+@pytest.mark.parametrize("name", ["systemd", "cgroup", "munge", "peers", "mksquashfs"])
 def test_nothing_is_found_where_nothing_is_wrong(site, name):
     assert site.look(f"system.{name}") == []
 
@@ -50,6 +50,21 @@ def test_without_cgroup_version_2(site):
     assert site.finding("system.cgroup").severity is Severity.WARNING
     site.write("sys/fs/cgroup/unified/cgroup.procs")
     assert site.look("system.cgroup") == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        ("echo 127.0.1.1 STREAM $2", "-ib0 leads to 127.0.1.1 on this node"),
+        ("echo ::1 STREAM $2", "-ib0 leads to ::1 on this node"),
+        ("exit 2", "-ib0 has no address"),
+    ],
+)
+def test_a_name_that_leads_other_nodes_nowhere(site, answer, what):
+    site.program("getent", answer)
+    assert what in site.finding("system.peers", peers__host_suffix="-ib0").what
+    assert site.look("system.peers", peers__min_nodes=0) == []
+    assert site.look("system.peers", peers__min_nodes=5) == [], "the cluster is smaller"
 
 
 def test_munge_that_has_stopped(site):

@@ -23,12 +23,13 @@ from bootseer.peers.wire import Kind, PeerRequest, Status
 from bootseer.store.api.base import ObjectInfo
 from bootseer.units import KIB
 
-_MOST_REQUESTS = 12
+_MOST_REQUESTS = 16
 _FEWEST_REQUESTS = 2
 _QUICK_S = 0.3
 _LATE_S = 1.0
-"""Requests under way at once become more while each is quick, and fewer when they are late: more
-would only wait for each other on links that are full, and nobody could tell who is slow."""
+"""Requests under way at once become more while pieces are sent quickly, and fewer when that takes
+long: more would only wait for each other on links that are full, and nobody could tell who is
+slow."""
 _CONNECT_S = 1.0
 _SILENCE_S = 1.5
 """A peer that waits for the store says so more often."""
@@ -175,13 +176,12 @@ class PeerClient:
                 continue
             try:
                 async with self._limiter:
-                    began_s = trio.current_time()
                     data = await trio.to_thread.run_sync(
                         partial(self._ask, node, request, most_bytes),
                         limiter=self._threads,
                         abandon_on_cancel=True,
                     )
-                    self._adapt(trio.current_time() - began_s)
+                    self._adapt()
             except _Passed:
                 return None
             except _Lost as error:
@@ -191,9 +191,13 @@ class PeerClient:
             return node, data
         return None
 
-    def _adapt(self, took_s: float) -> None:
-        """Change how many requests may be under way, by the time of one that has ended."""
-        more = 1 if took_s < _QUICK_S else -1 if took_s > _LATE_S else 0
+    def _adapt(self) -> None:
+        """Change how many requests may be under way, by how long the last piece was sent.
+
+        How long its sender waited for the store does not count: more requests hide that.
+        """
+        sent_s = wire.PIECE_BYTES / self._rates[-1] if self._rates else _LATE_S
+        more = 1 if sent_s < _QUICK_S else -1 if sent_s > _LATE_S else 0
         allowed = self._limiter.total_tokens + more
         self._limiter.total_tokens = min(max(allowed, _FEWEST_REQUESTS), _MOST_REQUESTS)
 

@@ -30,7 +30,7 @@ _LATE_S = 1.0
 """Requests under way at once become more while pieces are sent quickly, and fewer when that takes
 long: more would only wait for each other on links that are full, and nobody could tell who is
 slow."""
-_CONNECT_S = 1.0
+_CONNECT_S = 0.5
 _SILENCE_S = 1.5
 """A peer that waits for the store says so more often."""
 _LOOK_S = 0.5
@@ -44,6 +44,10 @@ _STORE_S = 3.0
 """How long a peer may wait for the store: it may be the only one that does not reach it."""
 _LOST_S = 20.0
 """How long a peer that did not answer is not asked again."""
+_MOST_LOST = 4
+_OFF_S = 120.0
+"""After so many that did not answer, and none that did, nobody is asked for so long: a firewall
+is between the nodes, and each attempt would cost the time of a connect."""
 _BEGIN_S = 2.0
 """How long the servers of all nodes may take to start."""
 _BEGIN_POLL_S = 0.05
@@ -118,6 +122,8 @@ class PeerClient:
     begun_s: float = field(default_factory=time.monotonic)
     received_bytes: int = 0
     _is_closed: bool = False
+    _lost: int = 0
+    _off_until: float = 0.0
     _peers: dict[int, _Peer] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)  # guards their connections
     _threads: trio.CapacityLimiter = field(
@@ -129,9 +135,13 @@ class PeerClient:
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=_USUAL))
 
     async def describe(self, store: int, name: str) -> ObjectInfo | None:
-        """Return what peers know of an object; None if none of them tells."""
+        """Return what peers know of an object; None if none of them tells.
+
+        This waits for no server to start: the store tells it at once.
+        """
         request = PeerRequest(Kind.DESCRIBE, store, name)
-        data = await self._ask_first(self.grid.homes(name, 0), request, wire.MAX_INFO_BYTES)
+        homes = self.grid.homes(name, 0)
+        data = await self._ask_first(homes, request, wire.MAX_INFO_BYTES, is_patient=False)
         try:
             return None if data is None else wire.decode_info(data[1], name)
         except Corrupt:
@@ -169,15 +179,20 @@ class PeerClient:
             self._close_idle(peer)
 
     async def _ask_first(
-        self, nodes: Sequence[int], request: PeerRequest, most_bytes: int
+        self,
+        nodes: Sequence[int],
+        request: PeerRequest,
+        most_bytes: int,
+        *,
+        is_patient: bool = True,
     ) -> tuple[int, bytes] | None:
         for node in nodes:
-            if self._peer(node).lost_until > time.monotonic():
+            if max(self._peer(node).lost_until, self._off_until) > time.monotonic():
                 continue
             try:
                 async with self._limiter:
                     data = await trio.to_thread.run_sync(
-                        partial(self._ask, node, request, most_bytes),
+                        partial(self._ask, node, request, most_bytes, is_patient),
                         limiter=self._threads,
                         abandon_on_cancel=True,
                     )
@@ -185,8 +200,10 @@ class PeerClient:
             except _Passed:
                 return None
             except _Lost as error:
-                self._lose(node, str(error))
+                if is_patient:
+                    self._lose(node, str(error))
                 continue
+            self._lost = 0
             self.received_bytes += len(data)
             return node, data
         return None
@@ -210,6 +227,9 @@ class PeerClient:
         peer.lost_until = max(peer.lost_until, now_s + for_s)
         self._close_idle(peer)
         if is_new:
+            self._lost += 1
+            if self._lost >= _MOST_LOST:
+                self._off_until = now_s + _OFF_S
             self.note(f"{self.hosts[node]}: {why}")
 
     def _close_idle(self, peer: _Peer) -> None:
@@ -218,8 +238,8 @@ class PeerClient:
         for connection in idle:
             connection.close()
 
-    def _ask(self, node: int, request: PeerRequest, most_bytes: int) -> bytes:
-        """Ask a node in this thread.
+    def _ask(self, node: int, request: PeerRequest, most_bytes: int, is_patient: bool) -> bytes:
+        """Ask a node in this thread; see `_connect`.
 
         Raises:
             _Lost: it does not answer as it should.
@@ -229,7 +249,7 @@ class PeerClient:
         while True:
             with self._lock:
                 kept = peer.idle.pop() if peer.idle else None
-            connection = kept or self._connect(node, peer)
+            connection = kept or self._connect(node, peer, is_patient)
             try:
                 data = self._converse(connection, request, most_bytes)
             except BaseException as error:
@@ -278,8 +298,12 @@ class PeerClient:
         usual = sorted(self._rates)[len(self._rates) // 2] if self._rates else inf
         return rate < min(_LEAST_RATE, _USUAL_PART * usual)
 
-    def _connect(self, node: int, peer: _Peer) -> socket.socket:
-        """Connect to a peer, and see that it knows the secret; wait if the job has only begun.
+    def _connect(self, node: int, peer: _Peer, is_patient: bool) -> socket.socket:
+        """Connect to a peer, and see that it knows the secret.
+
+        Args:
+            node, peer: to connect to.
+            is_patient: wait for it if the job has only begun.
 
         Raises:
             _Lost: there is none.
@@ -291,10 +315,12 @@ class PeerClient:
                     connection = self._prove(node, port)
                 except (OSError, Corrupt) as error:
                     why = why or f"port {port}: {error}"
+                    if isinstance(error, TimeoutError):  # as at the next port
+                        break
                 else:
                     peer.port = port
                     return connection
-            if time.monotonic() - self.begun_s > _BEGIN_S:
+            if not is_patient or time.monotonic() - self.begun_s > _BEGIN_S:
                 raise _Lost(why)
             time.sleep(_BEGIN_POLL_S)
 

@@ -111,6 +111,36 @@ async def test_a_node_that_is_gone_is_done_without():
         assert any("127.0.0.4" in note for note in nodes.notes[0])
 
 
+async def test_where_nobody_answers_nobody_is_asked_again_and_again(monkeypatch):
+    asked = []
+
+    def connect(address, timeout_s):
+        asked.append(address[0])
+        raise TimeoutError("timed out")  # as behind a firewall
+
+    async with nodes_of(40, 40 * MIB) as nodes:
+        monkeypatch.setattr("bootseer.peers.client.socket.create_connection", connect)
+        client = nodes.clients[0]
+        client.ports = [nodes.port, nodes.port + 1]
+        assert await nodes.read(0) == nodes.content
+        assert len(asked) < 20, "of 40 nodes some, at one port each, and then none"
+        assert nodes.own[0].read_bytes == 40 * MIB and len(nodes.notes[0]) < 10
+        monkeypatch.undo()
+        assert await nodes.read(0) == nodes.content and not client.received_bytes
+        client._off_until = 0.0  # later
+        assert await nodes.read(0) == nodes.content and client.received_bytes > 30 * MIB
+
+
+async def test_what_an_object_is_the_store_tells_until_the_servers_are_up():
+    async with nodes_of(3, MIB, down={0, 1, 2}) as nodes:
+        nodes.clients[0].begun_s = time.monotonic()
+        began_s = trio.current_time()
+        async with nodes.shared[0].open(NAME) as reader:
+            assert reader.size_bytes == MIB
+        assert trio.current_time() - began_s < 1.5, "it does not wait for their start"
+        assert not nodes.notes[0]
+
+
 async def test_a_node_that_ends_meanwhile_is_done_without():
     async with nodes_of(3, 8 * MIB) as nodes:
         assert await nodes.read(0, 0, 3 * MIB) == nodes.content[: 3 * MIB]

@@ -251,7 +251,7 @@ class PeerClient:
                 kept = peer.idle.pop() if peer.idle else None
             connection = kept or self._connect(node, peer, is_patient)
             try:
-                data = self._converse(connection, request, most_bytes)
+                data = self._converse(connection, request, most_bytes, node)
             except BaseException as error:
                 connection.close()
                 if kept is not None and isinstance(error, ConnectionError):
@@ -268,7 +268,7 @@ class PeerClient:
             return data
 
     def _converse(
-        self, connection: socket.socket, request: PeerRequest, most_bytes: int
+        self, connection: socket.socket, request: PeerRequest, most_bytes: int, node: int
     ) -> bytes | None:
         """Ask for something, and return it; None if the peer does not get it from the store.
 
@@ -287,7 +287,8 @@ class PeerClient:
             if status is Status.DATA:
                 began_s = time.monotonic()
                 data = _receive(connection, size_bytes, self._is_slow)
-                if size_bytes >= _LEAST_RATE:
+                # This node's own answers say nothing about links.
+                if size_bytes >= _LEAST_RATE and node != self.grid.index:
                     self._rates.append(size_bytes / max(time.monotonic() - began_s, 1e-6))
                 return data
             if time.monotonic() > until:

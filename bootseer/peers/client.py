@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-import secrets
+import os
 import socket
 import struct
 import time
@@ -64,22 +64,14 @@ class _Passed(Exception):
     """A peer is well, and the store does not give it what it was asked for, or not yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class PortRange:
-    """The TCP ports of the servers of all jobs.
+def ports_of_job(ports: range, job_id: int) -> list[int]:
+    """List the TCP ports to try for a job, the same on all its nodes.
 
-    Attributes:
-        first, last: the range, inclusive.
+    Args:
+        ports: of the servers of all jobs.
+        job_id: of this one.
     """
-
-    first: int
-    last: int
-
-    def of_job(self, job_id: int) -> list[int]:
-        """List the ports to try for a job, the same on all its nodes."""
-        count = self.last - self.first + 1
-        tries = range(min(_PORTS, count))
-        return [self.first + (job_id * _PORTS + i) % count for i in tries]
+    return [ports[(job_id * _PORTS + i) % len(ports)] for i in range(min(_PORTS, len(ports)))]
 
 
 @dataclass(eq=False, slots=True)
@@ -126,9 +118,6 @@ class PeerClient:
     _off_until: float = 0.0
     _peers: dict[int, _Peer] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)  # guards their connections
-    _threads: trio.CapacityLimiter = field(
-        default_factory=lambda: trio.CapacityLimiter(_MOST_REQUESTS)
-    )
     _limiter: trio.CapacityLimiter = field(
         default_factory=lambda: trio.CapacityLimiter(2 * _FEWEST_REQUESTS)
     )
@@ -190,13 +179,11 @@ class PeerClient:
             if max(self._peer(node).lost_until, self._off_until) > time.monotonic():
                 continue
             try:
-                async with self._limiter:
-                    data = await trio.to_thread.run_sync(
-                        partial(self._ask, node, request, most_bytes, is_patient),
-                        limiter=self._threads,
-                        abandon_on_cancel=True,
-                    )
-                    self._adapt()
+                ask = partial(self._ask, node, request, most_bytes, is_patient)
+                data = await trio.to_thread.run_sync(
+                    ask, limiter=self._limiter, abandon_on_cancel=True
+                )
+                self._adapt()
             except _Passed:
                 return None
             except _Lost as error:
@@ -341,7 +328,7 @@ class PeerClient:
             told = _receive(connection, len(wire.MAGIC) + wire.NONCE_BYTES)
             if not told.startswith(wire.MAGIC):
                 raise Corrupt(f"{host}:{port} is no node of this job")
-            theirs, ours = told[len(wire.MAGIC) :], secrets.token_bytes(wire.NONCE_BYTES)
+            theirs, ours = told[len(wire.MAGIC) :], os.urandom(wire.NONCE_BYTES)
             proofs = wire.Proofs(self.secret, node, port, theirs, ours)
             connection.sendall(ours + proofs.client)
             proof = _receive(connection, wire.PROOF_BYTES)

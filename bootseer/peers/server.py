@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hmac
 import os
-import secrets
 import socket
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import trio
 
@@ -22,6 +22,7 @@ from bootseer.peers.wire import PIECE_BYTES, Kind, PeerRequest, Status
 from bootseer.rate_limit import RateLimit
 from bootseer.store.api.base import Reader, Store
 
+T = TypeVar("T")
 _MOST_STRANGERS = 64
 """Connections from one address that have not proved the job's secret yet."""
 _PROOF_S = 2.0
@@ -116,7 +117,7 @@ class PeerServer:
         self._strangers[address] += 1
         try:
             with trio.move_on_after(_PROOF_S):
-                nonce = secrets.token_bytes(wire.NONCE_BYTES)
+                nonce = os.urandom(wire.NONCE_BYTES)
                 await stream.send_all(wire.MAGIC + nonce)
                 told = await _receive(stream, wire.NONCE_BYTES + wire.PROOF_BYTES)
                 theirs, proof = told[: wire.NONCE_BYTES], told[wire.NONCE_BYTES :]
@@ -161,13 +162,13 @@ class PeerServer:
         start = request.offset % PIECE_BYTES
         stop = start + request.size_bytes
         piece = self.cache.take((request.store, request.name, request.piece))
-        if piece is None:  # the one who asks reads the store
+        if piece is None:  # all memory is in use: the client reads the store
             await stream.send_all(wire.encode_answer(Status.FAILED))
             return
         try:
             if piece.missing(start, stop):
-                filled = await _patiently(stream, partial(self._fill, request, piece, start, stop))
-                if filled is None:
+                fill = partial(self._fill, request, piece, start, stop)
+                if await _patiently(stream, fill) is None:
                     await stream.send_all(wire.encode_answer(Status.FAILED))
                     return
             size_bytes = max(0, min(stop, piece.size_bytes) - start)
@@ -178,7 +179,7 @@ class PeerServer:
         finally:
             piece.users -= 1
 
-    async def _fill(self, request: PeerRequest, piece: Piece, start: int, stop: int) -> bytes:
+    async def _fill(self, request: PeerRequest, piece: Piece, start: int, stop: int) -> Piece:
         """Read what is missing of a piece, unless another task has read it meanwhile."""
         async with piece.lock:
             missing = piece.missing(start, stop)
@@ -187,7 +188,7 @@ class PeerServer:
                 wanted = request._replace(offset=offset, size_bytes=len(missing))
                 data = await self._read(wanted)
                 self.cache.put(piece, missing.start, data, len(missing))
-        return b""
+        return piece
 
     async def _read(self, request: PeerRequest) -> bytes:
         """Read from the node that reads this piece for all rows, or from the store."""
@@ -238,15 +239,13 @@ class PeerServer:
             await self._opened.pop(key).block.aclose()
 
 
-async def _patiently(
-    stream: trio.SocketStream, work: Callable[[], Awaitable[bytes]]
-) -> bytes | None:
+async def _patiently(stream: trio.SocketStream, work: Callable[[], Awaitable[T]]) -> T | None:
     """Do what takes the store's time, and tell the peer meanwhile that this node is there.
 
     Returns:
         None if the store does not give it.
     """
-    result: bytes | None = None
+    result: T | None = None
 
     async def tell() -> None:
         with suppress(trio.BrokenResourceError):  # the caller's next send fails as well

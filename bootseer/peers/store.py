@@ -22,7 +22,7 @@ class PeerStore(WrappedStore):
     """Reads objects from nodes of the job, and from the store what they do not give.
 
     Only for objects that are never replaced by others, and whose readers check what they get: a
-    wrong byte may come from any node. Who finds one tells `PeerReader.distrust`.
+    wrong byte may come from any node. `read_checked` tells `PeerReader.distrust` of one.
     """
 
     def __init__(self, inner: Store, number: int, client: PeerClient) -> None:
@@ -79,6 +79,9 @@ class PeerReader(Reader):
         if not self._distrusted.isdisjoint(_pieces(offset, size)):
             return await (await self.own()).pread(offset, size)
         size = readable_bytes(offset, size, self.info.size_bytes)
+        pieces = _pieces(offset, size)
+        if len(pieces) == 1:
+            return await self._read(pieces[0], offset, size)
         found: dict[int, bytes] = {}
 
         async def read(piece: int) -> None:
@@ -86,18 +89,11 @@ class PeerReader(Reader):
             stop = min(offset + size, (piece + 1) * PIECE_BYTES)
             found[piece] = await self._read(piece, start, stop - start)
 
-        pieces = _pieces(offset, size)
-        if len(pieces) == 1:
-            return await self._read(pieces[0], offset, size)
         await for_each(pieces, read, _AT_ONCE)
         return b"".join(found[piece] for piece in pieces)
 
     def distrust(self, offset: int, size: int) -> bool:
-        """Read these bytes from the store from now on, and ask those that gave them no more.
-
-        Returns:
-            Whether they may have come from a peer until now.
-        """
+        """Note that these bytes are wrong; see `bootseer.store.api.shared_reader`."""
         pieces = _pieces(offset, size)
         may_be_peers = not self._distrusted.issuperset(pieces)
         self._distrusted.update(pieces)
@@ -117,8 +113,3 @@ class PeerReader(Reader):
 def _pieces(offset: int, size: int) -> range:
     """Return the numbers of the pieces with these bytes."""
     return range(offset // PIECE_BYTES, -(-(offset + size) // PIECE_BYTES) if size else 0)
-
-
-def distrust(reader: Reader, offset: int, size: int) -> bool:
-    """Note that a reader gave wrong bytes; returns whether reading them again makes sense."""
-    return isinstance(reader, PeerReader) and reader.distrust(offset, size)

@@ -11,9 +11,8 @@ from bootseer_dev.actors.peers import NAME, SECRET, listen, nodes_of
 
 from bootseer.errors import NotFound
 from bootseer.parallel import for_each
-from bootseer.peers import client as client_module
 from bootseer.peers import grid, wire
-from bootseer.peers.store import distrust
+from bootseer.peers.client import ports_of_job
 from bootseer.units import KIB, MIB
 
 LONG_S = 20
@@ -241,9 +240,9 @@ async def test_wrong_bytes_are_read_again_from_the_store():
             for at in range(0, 6 * MIB, MIB):
                 if await reader.pread(at, MIB) != nodes.content[at : at + MIB]:
                     wrong += 1
-                    assert distrust(reader, at, MIB)
+                    assert reader.distrust(at, MIB)
                     assert await reader.pread(at, MIB) == nodes.content[at : at + MIB]
-                    assert not distrust(reader, at, MIB), "it came from the store"
+                    assert not reader.distrust(at, MIB), "it came from the store"
         assert wrong == 1, "and that node is asked nothing any more"
         assert any("wrong bytes" in note for note in nodes.notes[0])
         nursery.cancel_scope.cancel()
@@ -262,7 +261,7 @@ async def test_a_wrong_size_is_found_as_well():
         await trio.testing.wait_all_tasks_blocked()
         async with nodes.shared[0].open(NAME) as reader:
             assert len(await reader.pread(0, 100)) == 5
-            assert distrust(reader, 0, 100)
+            assert reader.distrust(0, 100)
             assert await reader.pread(0, 100) == nodes.content[:100]
         nursery.cancel_scope.cancel()
 
@@ -393,9 +392,9 @@ async def test_a_name_that_is_none_is_refused(request_):
 
 
 def test_a_job_has_several_ports_to_try():
-    ports = client_module.PortRange(47_100, 47_499)
-    assert ports.of_job(0) == [47_100, 47_101, 47_102, 47_103]
+    ports = range(47_100, 47_500)
+    assert ports_of_job(ports, 0) == [47_100, 47_101, 47_102, 47_103]
     for job_id in range(1000):
-        assert len(set(ports.of_job(job_id))) == 4
-        assert set(ports.of_job(job_id)) <= set(range(47_100, 47_500))
-    assert client_module.PortRange(50_000, 50_000).of_job(9) == [50_000]
+        assert len(set(ports_of_job(ports, job_id))) == 4
+        assert set(ports_of_job(ports, job_id)) <= set(ports)
+    assert ports_of_job(range(50_000, 50_001), 9) == [50_000]

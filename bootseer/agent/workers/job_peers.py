@@ -13,7 +13,7 @@ from bootseer.config import Config
 from bootseer.core.nodelist import expand
 from bootseer.env.snapshot.group_store import shared_stores
 from bootseer.errors import Closed
-from bootseer.peers.client import PeerClient, PortRange
+from bootseer.peers.client import PeerClient, ports_of_job
 from bootseer.peers.grid import PeerGrid
 from bootseer.peers.store import PeerStore
 from bootseer.store.api.base import Store
@@ -38,7 +38,7 @@ def job_stores(task: Task) -> Iterator[Store]:
 def ports(job: Job, config: Config) -> list[int]:
     """List the TCP ports where the job's servers may listen."""
     first = config.peers.first_port
-    return PortRange(first, min(first + config.peers.ports - 1, 65535)).of_job(job.job_id)
+    return ports_of_job(range(first, min(first + config.peers.ports, 65536)), job.job_id)
 
 
 class JobPeers:
@@ -59,9 +59,10 @@ class JobPeers:
         self._nursery = nursery
         self._notes = 0
         job, config = task.job, task.config
-        hosts = [f"{name}{config.peers.host_suffix}" for name in expand(job.nodelist)]
         self.client: PeerClient | None = None
-        if job.has_peers(config.peers.min_nodes) and len(hosts) == job.nodes:
+        names = expand(job.nodelist) if job.has_peers(config.peers.min_nodes) else []
+        if names and len(names) == job.nodes:
+            hosts = [f"{name}{config.peers.host_suffix}" for name in names]
             grid, secret = PeerGrid(job.nodes, job.node_index), bytes.fromhex(job.secret)
             self.client = PeerClient(hosts, grid, secret, ports(job, config), self._note)
 

@@ -21,8 +21,8 @@ from bootseer.core.image_manifest import ImageManifest
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
 from bootseer.image.hot import pack as pack_format
 from bootseer.image.hot.pack import PIECE_BYTES, HotPack
-from bootseer.peers.store import distrust
 from bootseer.store.api.base import Store, publish, read_all
+from bootseer.store.api.shared_reader import read_checked
 from bootseer.store.open_parts import OpenParts
 from bootseer.units import NS_PER_S
 
@@ -141,11 +141,12 @@ class PackSource:
         index = place.start // self.pack.part_bytes
         reader = await self._parts.part(index)
         at = place.start - self.pack.part_range(index).start
-        data = memoryview(await reader.pread(at, place.size_bytes))
-        bad = await trio.to_thread.run_sync(self._manifest.bad_block, blocks, data)
-        if bad is not None and distrust(reader, at, place.size_bytes):
+
+        async def read() -> tuple[memoryview, int | None]:
             data = memoryview(await reader.pread(at, place.size_bytes))
-            bad = await trio.to_thread.run_sync(self._manifest.bad_block, blocks, data)
+            return data, await trio.to_thread.run_sync(self._manifest.bad_block, blocks, data)
+
+        data, bad = await read_checked(reader, at, place.size_bytes, read)
         if bad is not None:
             raise Corrupt(
                 f"{reader.info.name!r} in {self._store.url}: block {bad} of the image is damaged"

@@ -13,9 +13,9 @@ from bootseer.core.speed import SpeedMeter
 from bootseer.errors import Corrupt
 from bootseer.image.identity import OpenImage
 from bootseer.image.library.catalog import part_object
-from bootseer.peers.store import distrust
 from bootseer.posix import read_fully
 from bootseer.store.api.base import ObjectInfo, Store
+from bootseer.store.api.shared_reader import read_checked
 from bootseer.store.open_parts import OpenParts
 from bootseer.units import KIB
 
@@ -87,9 +87,8 @@ class ImageSource:
         index = start // manifest.part_bytes
         reader = await self._parts.part(index)  # which the store's speed does not count
         at = start - manifest.part_range(index).start
-        data, bad = await self._read_part(manifest, blocks, index, at, stop - start)
-        if bad is not None and distrust(reader, at, stop - start):
-            data, bad = await self._read_part(manifest, blocks, index, at, stop - start)
+        read = partial(self._read_part, manifest, blocks, index, at, stop - start)
+        data, bad = await read_checked(reader, at, stop - start, read)
         if bad is not None:
             raise Corrupt(
                 f"{part_object(self.digest, index)!r} in {self.store.url} is damaged at byte "

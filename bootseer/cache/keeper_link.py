@@ -23,10 +23,11 @@ from bootseer.core.image_manifest import ImageManifest
 from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Closed, Corrupt, NoSpace, Unavailable
 from bootseer.page_buffer import page_buffer
+from bootseer.units import MIB
 
-MAX_BYTES = 1024 * 1024
+MAX_BYTES = 4 * MIB
 """Limit of the blocks' bytes in one write request."""
-MAX_BLOCKS = 256
+MAX_BLOCKS = 1024
 """Limit of blocks in one request."""
 _REQUEST = struct.Struct("<BxxxII")  # operation, number of blocks, bytes in the shared memory
 _INDEX_BYTES = 4  # native byte order: both ends are on one machine

@@ -14,6 +14,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import trio
@@ -23,6 +24,7 @@ from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.core.tree_rows import TreeRows
 from bootseer.errors import Corrupt
 from bootseer.fuse.errors import errno_of
+from bootseer.fuse.view import JoinedAnswer
 from bootseer.posix import check_result, os_error
 
 _log = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ _REQUEST = struct.Struct("=8xQQ16x QQIIQI4x")
 """Number and node of fuse_in_header, and fuse_read_in without its padding."""
 _REPLY = struct.Struct("=IiQ")
 _MAX_REQUEST_BYTES = 4096
+_REQUESTS = 64
+"""Taken at once, before other tasks run."""
 
 
 class ReadRequest(NamedTuple):
@@ -55,6 +59,7 @@ class ReadRequest(NamedTuple):
 
 
 Read: TypeAlias = Callable[[ReadRequest], Awaitable[bytes | memoryview]]
+Join: TypeAlias = Callable[[ReadRequest, JoinedAnswer], bool]
 
 
 class TreeTable:
@@ -109,6 +114,7 @@ class FastPath:
         self._sums = ffi.from_buffer("uint64_t[]", blocks.sums)
         self._states = ffi.from_buffer("uint8_t[]", blocks.states)
         self._found = ffi.new("bs_touch[]", _TOUCHES)
+        self._is_answering = False
         manifest = blocks.manifest
         files = ffi.new(
             "bs_fastpath_files *",
@@ -130,25 +136,59 @@ class FastPath:
         else:
             session.close()
 
-    async def answer_misses(self, read: Read) -> None:
-        """Answer reads of blocks that are not cached with ``read``, until the mount is gone."""
-        misses = trio.socket.from_stdlib_socket(self._asked)
-        async with trio.open_nursery() as nursery:
-            while request := await misses.recv(_MAX_REQUEST_BYTES):
-                nursery.start_soon(self._answer, request, read)
-            nursery.cancel_scope.cancel()
+    async def answer_misses(self, read: Read, join: Join = lambda asked, answer: False) -> None:
+        """Answer reads of blocks that are not cached, until the mount is gone.
 
-    async def _answer(self, request: bytes, read: Read) -> None:
-        unique, asked = _unpacked(request)
-        error = 0
-        data: bytes | memoryview = b""
+        Args:
+            read: answers one.
+            join: has one answered along with another, if it can; see `JoinableView.join`.
+        """
+        self._is_answering = True
         try:
-            data = await read(asked)
+            async with trio.open_nursery() as nursery:
+                while requests := await self._take_requests():
+                    for request in requests:
+                        unique, asked = _unpacked(request)
+                        answer = partial(nursery.start_soon, self._answer, unique, asked, read)
+                        if not join(asked, partial(self._answer_joined, unique, answer)):
+                            answer()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._is_answering = False
+
+    async def _take_requests(self) -> list[bytes]:
+        """Wait for requests and take some; none at the end."""
+        await trio.lowlevel.wait_readable(self._asked)
+        requests: list[bytes] = []
+        with suppress(BlockingIOError):
+            while len(requests) < _REQUESTS:
+                request = self._asked.recv(_MAX_REQUEST_BYTES, socket.MSG_DONTWAIT)
+                if not request:
+                    break
+                requests.append(request)
+        return requests
+
+    async def _answer(self, unique: int, asked: ReadRequest, read: Read) -> None:
+        try:
+            self._reply(unique, await read(asked))
         except OSError as failed:
-            error = -errno_of(failed)
+            self._reply(unique, failed)
         except Exception:  # noqa: BLE001 (one read never ends the mount)
             _log.exception("a read failed")
-            error = -errno.EIO
+            self._reply(unique, OSError(errno.EIO, ""))
+
+    def _answer_joined(
+        self, unique: int, read: Callable[[], None], answer: bytes | memoryview | OSError | None
+    ) -> None:
+        if not self._is_answering:
+            return  # the mount is gone
+        if answer is None:
+            read()
+        else:
+            self._reply(unique, answer)
+
+    def _reply(self, unique: int, answer: bytes | memoryview | OSError) -> None:
+        error, data = (-errno_of(answer), b"") if isinstance(answer, OSError) else (0, answer)
         reply = _REPLY.pack(_REPLY.size + len(data), error, unique)
         with suppress(OSError):  # the reader was killed, or the mount is gone
             os.writev(self._connection, [reply, data])

@@ -19,11 +19,11 @@ import trio
 
 from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.errors import Unavailable
-from bootseer.fuse.fastpath import FastPath
+from bootseer.fuse.fastpath import FastPath, ReadRequest
 from bootseer.fuse.kernel import KernelLink
 from bootseer.fuse.operations import ViewOperations
 from bootseer.fuse.root_mounts import MountOptions, attach, detach, set_read_ahead
-from bootseer.fuse.view import View, WritableView
+from bootseer.fuse.view import JoinableView, JoinedAnswer, View, WritableView
 from bootseer.fuse.writable import WritableOperations
 
 # Limit of concurrent requests: each of the user's threads may wait in close(2) or open(2), which
@@ -66,6 +66,7 @@ async def serve_fd(
     else:
         operations = ViewOperations(view, on_start=spoke.set)
     fast = _fast_path(connection, blocks)
+    joinable = view if isinstance(view, JoinableView) else None
     asked = connection if fast is None else fast.session
     try:
         pyfuse3.init(operations, f"/dev/fd/{asked}", set())
@@ -82,9 +83,14 @@ async def serve_fd(
             await pyfuse3.main(max_tasks=_MAX_TASKS)
         nursery.cancel_scope.cancel()
 
+    def join(asked: ReadRequest, answer: JoinedAnswer) -> bool:
+        return joinable is not None and joinable.join(
+            asked.handle, asked.offset, asked.size_bytes, answer
+        )
+
     async def until_cut_off() -> None:
         if fast is not None:
-            await fast.answer_misses(lambda a: view.read(a.handle, a.offset, a.size_bytes))
+            await fast.answer_misses(lambda a: view.read(a.handle, a.offset, a.size_bytes), join)
         else:
             await _cut_off(connection)
         nursery.cancel_scope.cancel()

@@ -6,9 +6,9 @@ directly, without a mount.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 ROOT_INODE = 1
 NAME_BYTES = 255
@@ -171,6 +171,26 @@ class View(Protocol):
         """Handle that the kernel has dropped the file; it will look it up again if needed.
 
         A file without a name can be freed: it is not open either.
+        """
+
+
+JoinedAnswer: TypeAlias = Callable[[bytes | memoryview | OSError | None], None]
+"""Takes the answer of a joined read: its bytes, its error, or None to have it read by itself."""
+
+
+@runtime_checkable
+class JoinableView(View, Protocol):
+    """A tree whose reads may wait for one that is under way: most are answered without a task."""
+
+    def join(self, handle: int, offset: int, size_bytes: int, answer: JoinedAnswer) -> bool:
+        """Have a read answered along with one that is under way.
+
+        Args:
+            handle, offset, size_bytes: as for `read`.
+            answer: called once, from any task, maybe before this returns.
+
+        Returns:
+            Whether it is; if not, call `read`.
         """
 
 

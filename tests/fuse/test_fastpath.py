@@ -31,6 +31,9 @@ class Asked(ImageView):
         self.asked = []
         self.error = None
 
+    def join(self, handle, offset, size_bytes, answer):
+        return False
+
     async def read(self, handle, offset, size_bytes):
         self.asked.append(ByteRange(offset, offset + size_bytes))
         if self.error is not None:
@@ -175,6 +178,51 @@ async def test_an_error_is_logged_and_fails_one_read(mounted, entry, error, code
     with trio.fail_after(60):
         assert await mounted.read((10 * MIB, 4096)) == code
     assert await mounted.read((0, 4096)) == CONTENT[:4096]
+
+
+class Waiting(Asked):
+    """Has reads joined, and answers them later."""
+
+    def __init__(self, answers):
+        super().__init__()
+        self.answers = answers
+        self.joined = 0
+
+    def join(self, handle, offset, size_bytes, answer):
+        self.joined += 1
+        kind = self.answers[offset // BLOCK]
+        wanted = memoryview(CONTENT)[offset : offset + size_bytes]
+        trio.lowlevel.spawn_system_task(self._later, answer, wanted if kind == "data" else kind)
+        return True
+
+    async def _later(self, answer, data):
+        await trio.sleep(0.05)
+        answer(data)
+
+
+async def test_joined_reads_are_answered_later(entry, tmp_path):
+    (tmp_path / "mnt").mkdir()
+    blocks, view = entry.blocks(), Waiting(["data", OSError(errno.ENXIO, "no"), None, "data"])
+    async with trio.open_nursery() as nursery:
+        options = MountOptions(read_only=True)
+        await nursery.start(serve, view, tmp_path / "mnt", options, 0, blocks)
+        mounted = Mounted(view, tmp_path / "mnt" / "image.sqsh")
+        places = [(at, 4096) for at in range(0, BLOCK, 4096)]
+        assert await mounted.read(*places, threads=16) == CONTENT[:BLOCK]
+        assert view.joined == len(places) and view.asked == []
+        assert await mounted.read((BLOCK, 4096)) == errno.ENXIO
+        assert view.asked == []
+        assert await mounted.read((2 * BLOCK, 4096)) == CONTENT[2 * BLOCK :][:4096]
+        assert view.asked == [ByteRange(2 * BLOCK, 2 * BLOCK + 4096)], "read by itself"
+        late = []
+        view._later = lambda answer, data: trio.sleep(late.append((answer, data)) or 0)
+        nursery.start_soon(mounted.read, (3 * BLOCK, 4096))
+        while not late:
+            await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    for answer, data in late:
+        answer(data)  # the mount is gone, and its descriptor may be another file's
+    blocks.close()
 
 
 async def test_blocks_cached_later_are_read_without_the_view(entry, tmp_path):

@@ -217,8 +217,8 @@ class Source(ImageSource):
         super().__init__(store, DIGESTS[job.number])
         self._job = job
 
-    async def read(self, manifest, blocks):
-        data = await super().read(manifest, blocks)
+    async def read(self, manifest, blocks, *, checks=True):
+        data = await super().read(manifest, blocks, checks=checks)
         fetched = {(self._job.number, index) for index in blocks}
         world, node = self._job.world, self._job.node
         if world.is_calm:

@@ -31,6 +31,8 @@ KEPT_S = 3600.0
 _AHEAD = 8
 """Pieces that are read before a prefetch wants them: with the wanted one, enough reads at once to
 hide the latency of the store."""
+_RUN_PIECES = 4
+"""Read at once."""
 _AHEAD_OF_PEERS = 64
 """The same where nodes of a job read from each other."""
 
@@ -93,6 +95,7 @@ class PackSource:
         self._manifest = manifest
         self._rows = {index: row for row, index in enumerate(stored.pack.blocks)}
         self._per_piece = PIECE_BYTES // stored.pack.block_bytes
+        self._per_run = _RUN_PIECES * self._per_piece
         self._per_part = stored.pack.part_bytes // stored.pack.block_bytes
         self._pieces = -(-len(stored.pack.blocks) // self._per_piece)
         self._drawn = bytearray(self._pieces)
@@ -107,7 +110,8 @@ class PackSource:
         rows = (self._rows.get(index) for index in wanted)
         found: list[int] = []
         for piece in dict.fromkeys(row // self._per_piece for row in rows if row is not None):
-            for next_piece in range(piece, min(piece + 1 + self._ahead, self._pieces)):
+            stop = -(-(piece + 1 + self._ahead) // _RUN_PIECES) * _RUN_PIECES
+            for next_piece in range(piece, min(stop, self._pieces)):
                 if not self._drawn[next_piece]:
                     self._drawn[next_piece] = 1
                     start = next_piece * self._per_piece
@@ -120,7 +124,7 @@ class PackSource:
 
         def place(pair: tuple[int, int]) -> tuple[int, int, int]:
             number, row = pair
-            return row - number, row // self._per_piece, row // self._per_part
+            return row - number, row // self._per_run, row // self._per_part
 
         found = [
             [self.pack.blocks[row] for _, row in group]
@@ -129,8 +133,12 @@ class PackSource:
         first = len(found) * self._first // self._ahead
         return found[first:] + found[:first]
 
-    async def read(self, blocks: Sequence[int]) -> memoryview:
+    async def read(self, blocks: Sequence[int], *, checks: bool = True) -> memoryview:
         """Read a run of blocks.
+
+        Args:
+            blocks: the run.
+            checks: whether to compare them with the manifest; else the caller does.
 
         Raises:
             Corrupt: a block is damaged or missing.
@@ -144,6 +152,8 @@ class PackSource:
 
         async def read() -> tuple[memoryview, int | None]:
             data = memoryview(await reader.pread(at, place.size_bytes))
+            if not checks:
+                return data, None
             return data, await trio.to_thread.run_sync(self._manifest.bad_block, blocks, data)
 
         data, bad = await read_checked(reader, at, place.size_bytes, read)

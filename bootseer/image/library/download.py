@@ -44,7 +44,7 @@ async def retrieve(
     Cancellation: what was written is removed.
     """
     source = ImageSource(store, digest)
-    per_read = MAX_BYTES // manifest.block_bytes
+    per_read = min(MAX_BYTES, manifest.part_bytes) // manifest.block_bytes
     try:
         with new_file(target) as (fd, _), writing(target):
 

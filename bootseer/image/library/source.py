@@ -71,8 +71,15 @@ class ImageSource:
         self._patience_s = patience_s
         self._say_lost = say_lost
 
-    async def read(self, manifest: ImageManifest, blocks: range) -> memoryview:
+    async def read(
+        self, manifest: ImageManifest, blocks: range, *, checks: bool = True
+    ) -> memoryview:
         """Read consecutive blocks of one part.
+
+        Args:
+            manifest: of the image.
+            blocks: to be read.
+            checks: whether to compare them with the manifest; else the caller does.
 
         Raises:
             Corrupt: one is not what it should be, or not there.
@@ -81,13 +88,15 @@ class ImageSource:
         start = manifest.block_range(blocks.start).start
         stop = manifest.block_range(blocks[-1]).stop
         if self.file is not None:
-            found = await self._read_file(self.file, manifest, blocks, start, stop)
+            found = await self._read_file(self.file, manifest, blocks, start, stop, checks)
             if found is not None:
                 return found
         index = start // manifest.part_bytes
         reader = await self._parts.part(index)  # which the store's speed does not count
         at = start - manifest.part_range(index).start
-        read = partial(self._read_part, manifest, blocks, index, at, stop - start)
+        if not checks:
+            return await self._read_part(index, at, stop - start)
+        read = partial(self._read_checked, manifest, blocks, index, at, stop - start)
         data, bad = await read_checked(reader, at, stop - start, read)
         if bad is not None:
             raise Corrupt(
@@ -100,24 +109,33 @@ class ImageSource:
     async def close(self) -> None:
         await self._parts.close()
 
-    async def _read_part(
+    async def _read_part(self, index: int, at: int, size: int) -> memoryview:
+        with self.speed.read(size):
+            return memoryview(await self._parts.read(index, at, size))
+
+    async def _read_checked(
         self, manifest: ImageManifest, blocks: range, index: int, at: int, size: int
     ) -> tuple[memoryview, int | None]:
         """Read blocks from a part; returns the first bad one, too."""
-        with self.speed.read(size):
-            data = memoryview(await self._parts.read(index, at, size))
+        data = await self._read_part(index, at, size)
         if size <= _INLINE_BYTES:
             return data, manifest.bad_block(blocks, data)
         return data, await trio.to_thread.run_sync(manifest.bad_block, blocks, data)
 
     async def _read_file(
-        self, file: OpenImage, manifest: ImageManifest, blocks: range, start: int, stop: int
+        self,
+        file: OpenImage,
+        manifest: ImageManifest,
+        blocks: range,
+        start: int,
+        stop: int,
+        checks: bool,
     ) -> memoryview | None:
         """Read blocks from the file; None if it has something else, or nothing in time."""
 
         def read() -> tuple[memoryview, int | None]:
             data = memoryview(read_fully(file.fd, start, stop - start))
-            return data, manifest.bad_block(blocks, data)
+            return data, manifest.bad_block(blocks, data) if checks else None
 
         try:
             with self.file_speed.read(stop - start), trio.fail_after(self._patience_s):

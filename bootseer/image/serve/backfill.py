@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import trio
 
-from bootseer.cache.keeper_link import MAX_BYTES
 from bootseer.errors import BootseerError, NoSpace
 from bootseer.image.serve.image_blocks import ImageBlocks
 from bootseer.image.serve.node_cache import NodeCache
+from bootseer.units import MIB
 
 _IDLE_S = 2.0
 """How long no reader must have waited for the store."""
+_STEP_BYTES = MIB
+"""Fetched at once: a reader that comes waits behind it."""
 _STREAMS = 16
 """Fetches at once of a copy."""
 
@@ -80,8 +82,8 @@ async def copy(blocks: ImageBlocks, cache: NodeCache) -> int:
 
 
 def _missing(blocks: ImageBlocks, cache: NodeCache) -> Iterator[list[int]]:
-    """Yield the missing blocks, as many at once as one fetch brings."""
-    per_step = MAX_BYTES // blocks.manifest.block_bytes
+    """Yield the missing blocks, a step after the other."""
+    per_step = _STEP_BYTES // blocks.manifest.block_bytes
     for first in range(0, blocks.manifest.blocks, per_step):
         wanted = cache.missing(range(first, min(first + per_step, blocks.manifest.blocks)))
         if wanted:

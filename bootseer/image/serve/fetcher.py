@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol, TypeAlias
 
 import trio
 
@@ -21,13 +22,21 @@ from bootseer.image.serve.pack_reader import PackReader
 from bootseer.units import MIB
 
 _AHEAD = 16
-"""Fetches at once that read ahead; a fetch is 1 MiB at most."""
+"""Fetches at once that read ahead."""
+_AHEAD_BYTES = 32 * MIB
+"""No more of them start while they read so much; a fetch is 4 MiB at most."""
 _AHEAD_BESIDE_URGENT = 4
 """The same while a reader waits for another fetch."""
 _KEEPING_BYTES = 32 * MIB
 """Limit of what waits to be written to the node's cache; above it, blocks that a reader waited for
 are not kept. A disk slower than the store neither holds readers up nor fills the memory."""
 _SETTLE_POLL_S = 0.01
+
+
+class _Read(Protocol):
+    """Reads certain blocks, one behind the other; None if they cannot be read this way."""
+
+    async def __call__(self, *, checks: bool) -> memoryview | None: ...
 
 
 @dataclass(slots=True)
@@ -61,8 +70,13 @@ class FetchedBlock(NamedTuple):
     at: int
 
 
+FoundBlocks: TypeAlias = dict[int, FetchedBlock]
+JoinedRead: TypeAlias = Callable[[FoundBlocks | BootseerError | None], None]
+"""Takes the blocks of a read that joined a fetch; None if the fetch did not bring them."""
+
+
 @dataclass(eq=False, slots=True)
-class _BlockFetch(Fetch):
+class BlockFetch(Fetch):
     """Blocks that are fetched together.
 
     Attributes:
@@ -72,13 +86,17 @@ class _BlockFetch(Fetch):
         errors: why others could not be read.
         deadline: when readers stop waiting, on trio's clock. It is the same for all of them: the
             kernel asks again for what could not be read ahead.
+        tasks: that wait for it.
+        joined: reads that are answered as soon as their blocks are found, without a task each.
     """
 
     blocks: Sequence[int]
     pack: PackReader | None = None
-    found: dict[int, FetchedBlock] = field(default_factory=dict)
+    found: FoundBlocks = field(default_factory=dict)
     errors: dict[int, BootseerError] = field(default_factory=dict)
     deadline: float = math.inf
+    tasks: int = 0
+    joined: list[tuple[range, JoinedRead]] = field(default_factory=list)
 
 
 class BlockFetcher:
@@ -116,15 +134,18 @@ class BlockFetcher:
         self._source = source
         self._cache = cache
         self._deadline_s = deadline_s
-        self._under_way: dict[int, _BlockFetch] = {}
-        self._waiting: OrderedDict[_BlockFetch, None] = OrderedDict()
+        self._under_way: dict[int, BlockFetch] = {}
+        self._waiting: OrderedDict[BlockFetch, None] = OrderedDict()
         self._scheduler = FetchScheduler(
             nursery, self._run, self._next_ahead, _AHEAD, _AHEAD_BESIDE_URGENT
         )
+        self._ahead_blocks = 0
         self._keeping_bytes = 0
         self.blocks_per_fetch = MAX_BYTES // manifest.block_bytes
+        self._most_ahead_blocks = _AHEAD_BYTES // manifest.block_bytes
+        self._blocks_per_part = manifest.part_bytes // manifest.block_bytes
 
-    async def fetch(self, wanted: list[int], *, is_urgent: bool) -> dict[int, FetchedBlock]:
+    async def fetch(self, wanted: list[int], *, is_urgent: bool) -> FoundBlocks:
         """Fetch blocks, or join the fetches that bring them.
 
         Args:
@@ -142,31 +163,80 @@ class BlockFetcher:
         Cancellation: the fetches go on.
         """
         for run in runs(wanted, lambda i: (self._under_way.get(i), i // self.blocks_per_fetch)):
-            fetch = self._under_way.get(run.start) or self._enqueue(_BlockFetch(run))
+            fetch = self._under_way.get(run.start) or self._enqueue(BlockFetch(run))
             if is_urgent:
                 fetch.deadline = min(fetch.deadline, trio.current_time() + self._deadline_s)
                 self._waiting.pop(fetch, None)
                 self._scheduler.promote(fetch)
         self._scheduler.start_ahead()
-        found: dict[int, FetchedBlock] = {}
+        found: FoundBlocks = {}
         for fetch in dict.fromkeys(self._under_way[i] for i in wanted):
             if not fetch.ended.is_set():
-                with trio.fail_at(fetch.deadline if is_urgent else math.inf):
-                    await fetch.ended.wait()
+                fetch.tasks += 1
+                try:
+                    with trio.fail_at(fetch.deadline if is_urgent else math.inf):
+                        await fetch.ended.wait()
+                finally:
+                    fetch.tasks -= 1
+                    if not fetch.ended.is_set():
+                        self._answer_joined(fetch, is_over=True)
             for index in wanted:
                 if index in fetch.errors:
                     raise fetch.errors[index].again()
             found |= fetch.found
         return found
 
+    def joinable(self, blocks: range, *, is_urgent: bool) -> BlockFetch | None:
+        """Return the fetch that brings all of these blocks, if it can be joined without a task.
+
+        Until it has ended, a task must wait for it, whose deadline is that of those who join.
+        """
+        fetch = self._under_way.get(blocks.start) if blocks else None
+        if fetch is None or any(self._under_way.get(i) is not fetch for i in blocks):
+            return None
+        if fetch.ended.is_set():
+            return fetch
+        has_deadline = trio.current_time() < fetch.deadline < math.inf
+        return fetch if fetch.tasks and (has_deadline or not is_urgent) else None
+
+    def join(self, fetch: BlockFetch, blocks: range, read: JoinedRead, *, is_urgent: bool) -> None:
+        """Have a read answered with what a fetch brings.
+
+        Args:
+            fetch: that is `joinable`.
+            blocks: of the read.
+            read: called once.
+            is_urgent: a reader waits for it.
+        """
+        if is_urgent:
+            self._waiting.pop(fetch, None)
+            self._scheduler.promote(fetch)
+        self._scheduler.start_ahead()
+        fetch.joined.append((blocks, read))
+        self._answer_joined(fetch, is_over=fetch.ended.is_set())
+
+    def _answer_joined(self, fetch: BlockFetch, *, is_over: bool = False) -> None:
+        """Answer reads that have joined: those whose blocks are found, in the end all."""
+        joined, fetch.joined = fetch.joined, []
+        for blocks, read in joined:
+            error = next((fetch.errors[i] for i in blocks if i in fetch.errors), None)
+            if error is not None:
+                read(error.again())
+            elif all(i in fetch.found for i in blocks):
+                read(fetch.found)
+            elif is_over:
+                read(None)
+            else:
+                fetch.joined.append((blocks, read))
+
     def enqueue_ahead(self, wanted: range) -> None:
         """Queue blocks that are read ahead, unless the cache could not hold them until then."""
         if wanted and self._cache.grows:
             missing = self._cache.missing(wanted)
             for run in self.runs(i for i in missing if i not in self._under_way):
-                self._enqueue(_BlockFetch(run))
+                self._enqueue(BlockFetch(run))
 
-    def enqueue_packed(self, pack: PackReader, wanted: list[int]) -> None:
+    def enqueue_packed(self, pack: PackReader, wanted: Sequence[int]) -> None:
         """Queue blocks of a pack that are read ahead along with the wanted ones.
 
         Does nothing while the cache does not grow: it could not hold them until they are read.
@@ -174,9 +244,9 @@ class BlockFetcher:
         if self._cache.grows:
             missing = self._cache.missing(pack.select(wanted))
             for run in pack.runs(i for i in missing if i not in self._under_way):
-                self._enqueue(_BlockFetch(run, pack))
+                self._enqueue(BlockFetch(run, pack))
 
-    async def read(self, run: range) -> dict[int, FetchedBlock]:
+    async def read(self, run: range) -> FoundBlocks:
         """Read consecutive blocks of the image from the store, past the cache.
 
         Raises:
@@ -186,22 +256,26 @@ class BlockFetcher:
 
     def runs(self, blocks: Iterable[int]) -> Iterator[range]:
         """Cut sorted blocks into runs; `read` takes one."""
-        return runs(blocks, lambda i: i // self.blocks_per_fetch)
+        return runs(blocks, lambda i: (i // self.blocks_per_fetch, i // self._blocks_per_part))
 
     async def settle(self) -> None:
         """Wait until all fetches have ended and their blocks are in the node's cache."""
         while self._under_way:
             await trio.sleep(_SETTLE_POLL_S)
 
-    def _enqueue(self, fetch: _BlockFetch) -> _BlockFetch:
+    def _enqueue(self, fetch: BlockFetch) -> BlockFetch:
         self._under_way |= dict.fromkeys(fetch.blocks, fetch)
         self._waiting[fetch] = None
         return fetch
 
-    def _next_ahead(self) -> _BlockFetch | None:
-        return self._waiting.popitem(last=False)[0] if self._waiting else None
+    def _next_ahead(self) -> BlockFetch | None:
+        if not self._waiting or self._ahead_blocks >= self._most_ahead_blocks:
+            return None
+        fetch, _ = self._waiting.popitem(last=False)
+        self._ahead_blocks += len(fetch.blocks)
+        return fetch
 
-    async def _run(self, fetch: _BlockFetch) -> None:
+    async def _run(self, fetch: BlockFetch) -> None:
         """Fetch the blocks that no other server of this node fetches, and wait for the others."""
         try:
             began = trio.current_time()
@@ -215,17 +289,20 @@ class BlockFetcher:
                 left = busy
         finally:
             fetch.ended.set()
+            if not fetch.is_urgent:
+                self._ahead_blocks -= len(fetch.blocks)
             for index in fetch.blocks:
                 del self._under_way[index]
+            self._answer_joined(fetch, is_over=True)
 
-    async def _fetch(self, fetch: _BlockFetch, blocks: list[int]) -> None:
+    async def _fetch(self, fetch: BlockFetch, blocks: list[int]) -> None:
         if fetch.pack is not None:
             blocks = await self._fetch_packed(fetch, fetch.pack, blocks)
         left = deque(self.runs(blocks))
         while left:
             run = left.popleft()
             try:
-                data = await self._read(run)
+                await self._bring(fetch, run, partial(self._read, run))
             except Corrupt as error:
                 if len(run) > 1:  # the others may be good
                     left.extendleft(range(i, i + 1) for i in reversed(run))
@@ -233,56 +310,97 @@ class BlockFetcher:
                     await self._fail(fetch, run, error)
             except BootseerError as error:
                 await self._fail(fetch, run, error)
-            else:
-                await self._finish(fetch, run, data)
 
     async def _fetch_packed(
-        self, fetch: _BlockFetch, pack: PackReader, blocks: list[int]
+        self, fetch: BlockFetch, pack: PackReader, blocks: list[int]
     ) -> list[int]:
         """Read blocks from the pack and keep them; returns those that it does not give."""
         left: list[int] = []
         for run in pack.runs(blocks):
-            data = await pack.read(run)
-            if data is None:
+            if not await self._bring(fetch, run, partial(self._read_packed, pack, run)):
                 left += run
-                continue
-            self._count(data)
-            self.stats.packed_reads += 1
-            self.stats.packed_bytes += len(data)
-            await self._finish(fetch, run, data)
         return sorted(left)
 
-    async def _finish(self, fetch: _BlockFetch, blocks: Sequence[int], data: memoryview) -> None:
-        """Give blocks to the readers, and keep them.
+    async def _bring(self, fetch: BlockFetch, blocks: Sequence[int], read: _Read) -> bool:
+        """Read blocks, give them to the readers, and keep them.
 
         Args:
             fetch: that they belong to.
-            blocks: one behind the other in ``data``.
-            data: all of their bytes.
+            blocks: to be read.
+            read: reads them, one behind the other; None if they cannot be read this way.
+
+        Returns:
+            Whether they were read.
+
+        Raises:
+            BootseerError: they cannot be read.
         """
-        fetch.found |= self._locate(blocks, data)
-        if len(fetch.found) == len(fetch.blocks):
-            fetch.ended.set()  # readers need not wait for the disk
+        has_room = self._keeping_bytes < _KEEPING_BYTES
+        # What no reader waits for is compared with the manifest by the keeper alone.
+        if has_room and fetch.deadline == math.inf and self._cache.grows:
+            data = await read(checks=False)
+            if data is not None and (
+                await self._keep(blocks, data, is_checked=False)
+                or await self._is_good(blocks, data)
+            ):
+                self._give(fetch, blocks, data)
+                return True
+        data = await read(checks=True)
+        if data is None:
+            return False
+        self._give(fetch, blocks, data)
         if fetch.is_urgent and self._keeping_bytes >= _KEEPING_BYTES:
             await self._cache.release(blocks)
-            return
+        else:
+            await self._keep(blocks, data, is_checked=True)
+        return True
+
+    def _give(self, fetch: BlockFetch, blocks: Sequence[int], data: memoryview) -> None:
+        """Give blocks to the readers, which need not wait for the disk; see `_keep`."""
+        fetch.found |= self._locate(blocks, data)
+        if len(fetch.found) == len(fetch.blocks):
+            fetch.ended.set()
+        self._answer_joined(fetch)
+
+    async def _keep(self, blocks: Sequence[int], data: memoryview, *, is_checked: bool) -> bool:
+        """Keep blocks; returns whether they are kept.
+
+        Args:
+            blocks: one behind the other in ``data``.
+            data: all of their bytes.
+            is_checked: they were compared with the manifest.
+        """
         self._keeping_bytes += len(data)
         try:
-            await self._cache.keep(blocks, data)
+            return await self._cache.keep(blocks, data, is_checked=is_checked)
         finally:
             self._keeping_bytes -= len(data)
 
-    async def _fail(self, fetch: _BlockFetch, run: range, error: BootseerError) -> None:
+    async def _is_good(self, blocks: Sequence[int], data: memoryview) -> bool:
+        bad = await trio.to_thread.run_sync(self._manifest.bad_block, blocks, data)
+        return bad is None
+
+    async def _fail(self, fetch: BlockFetch, run: range, error: BootseerError) -> None:
         """Tell the readers why blocks do not come, and let other servers fetch them."""
         fetch.errors |= dict.fromkeys(run, error)
         await self._cache.release(run)
 
-    async def _read(self, run: range) -> memoryview:
-        data = await self._source.read(self._manifest, run)
+    async def _read(self, run: range, *, checks: bool = True) -> memoryview:
+        data = await self._source.read(self._manifest, run, checks=checks)
         self._count(data)
         return data
 
-    def _locate(self, blocks: Sequence[int], data: memoryview) -> dict[int, FetchedBlock]:
+    async def _read_packed(
+        self, pack: PackReader, run: Sequence[int], *, checks: bool
+    ) -> memoryview | None:
+        data = await pack.read(run, checks=checks)
+        if data is not None:
+            self._count(data)
+            self.stats.packed_reads += 1
+            self.stats.packed_bytes += len(data)
+        return data
+
+    def _locate(self, blocks: Sequence[int], data: memoryview) -> FoundBlocks:
         """Find blocks in ``data``, where they are one behind the other."""
         block_bytes = self._manifest.block_bytes  # only the image's last block is shorter
         return {i: FetchedBlock(data, n * block_bytes) for n, i in enumerate(blocks)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -11,7 +11,7 @@ from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Unavailable
 from bootseer.image.hot.pack_store import PackSource
 from bootseer.image.library.source import ImageSource
-from bootseer.image.serve.fetcher import BlockFetcher, FetchedBlock, FetchStats
+from bootseer.image.serve.fetcher import BlockFetcher, FetchStats, FoundBlocks
 from bootseer.image.serve.node_cache import NodeCache
 from bootseer.image.serve.pack_reader import PackReader
 from bootseer.image.serve.sequential import SequentialReaders
@@ -96,6 +96,40 @@ class ImageBlocks:
                 f"{size_bytes} bytes at {offset} within {self._deadline_s:g} s"
             ) from error
 
+    def join(
+        self,
+        offset: int,
+        size_bytes: int,
+        answer: Callable[[memoryview | BootseerError | None], None],
+        *,
+        is_urgent: bool = True,
+    ) -> bool:
+        """Have a read answered along with another that is under way.
+
+        Args:
+            offset, size_bytes, is_urgent: as for `read`.
+            answer: called once with the bytes or an error, or with None if they have to be read
+                after all.
+
+        Returns:
+            Whether all of its blocks come with one fetch that has begun; if not, call `read`.
+        """
+        size_bytes = max(0, min(size_bytes, self.manifest.size_bytes - offset))
+        blocks = self.manifest.covering(offset, size_bytes)
+        fetch = self._fetcher.joinable(blocks, is_urgent=is_urgent)
+        if fetch is None:
+            return False
+
+        def found(blocks_or_error: FoundBlocks | BootseerError | None) -> None:
+            if isinstance(blocks_or_error, dict):
+                answer(self._join_fetched(offset, size_bytes, blocks_or_error))
+            else:
+                answer(blocks_or_error)
+
+        self._read_ahead(blocks, blocks, is_urgent)
+        self._fetcher.join(fetch, blocks, found, is_urgent=is_urgent)
+        return True
+
     async def fetch(self, wanted: list[int]) -> int:
         """Fetch blocks into the cache before anything reads them.
 
@@ -119,15 +153,11 @@ class ImageBlocks:
 
     async def _read(self, offset: int, size_bytes: int, is_urgent: bool) -> memoryview:
         blocks = self.manifest.covering(offset, size_bytes)
-        found: dict[int, FetchedBlock] = {}
+        found: FoundBlocks = {}
         for _ in range(_ROUNDS):
             wanted = self._cache.missing(i for i in blocks if i not in found)
             if wanted:
-                if is_urgent:
-                    self.urgent_at = trio.current_time()
-                    self._fetcher.enqueue_ahead(self._readers.ahead(blocks))
-                elif self._pack is not None:
-                    self._fetcher.enqueue_packed(self._pack, wanted)
+                self._read_ahead(blocks, wanted, is_urgent)
                 found |= await self._fetcher.fetch(wanted, is_urgent=is_urgent)
             data = await self._assemble(offset, size_bytes, found)
             if data is not None:
@@ -138,8 +168,16 @@ class ImageBlocks:
         assert data is not None  # all blocks are in `found`
         return data
 
+    def _read_ahead(self, blocks: range, wanted: Sequence[int], is_urgent: bool) -> None:
+        """Queue what is read ahead of a read of blocks, of which some are wanted."""
+        if is_urgent:
+            self.urgent_at = trio.current_time()
+            self._fetcher.enqueue_ahead(self._readers.ahead(blocks))
+        elif self._pack is not None:
+            self._fetcher.enqueue_packed(self._pack, wanted)
+
     async def _assemble(
-        self, offset: int, size_bytes: int, found: dict[int, FetchedBlock]
+        self, offset: int, size_bytes: int, found: FoundBlocks
     ) -> memoryview | None:
         """Join fetched blocks and blocks of the cache.
 
@@ -149,32 +187,42 @@ class ImageBlocks:
         if not found:
             return await self._cache.read(offset, size_bytes)
         blocks = self.manifest.covering(offset, size_bytes)
-        if self._are_together(blocks, found):
-            first = found[blocks.start]
-            start = first.at + offset - self.manifest.block_range(blocks.start).start
-            return first.data[start : start + size_bytes]
+        if all(i in found for i in blocks):
+            return self._join_fetched(offset, size_bytes, found)
         stop = offset + size_bytes
         whole = memoryview(bytearray(size_bytes))
         is_whole = True
         for run in runs(blocks, found.__contains__):
-            for index in run if run.start in found else run[:1]:
-                block = self.manifest.block_range(index)
-                start = max(offset, block.start)
-                if index in found:
-                    end = min(stop, block.stop)
-                    at = found[index].at - block.start
-                    data = found[index].data[at + start : at + end]
-                else:
-                    end = min(stop, self.manifest.block_range(run[-1]).stop)
-                    cached = await self._cache.read(start, end - start)
-                    if cached is None:
-                        is_whole = False
-                        continue
-                    data = cached
-                whole[start - offset : end - offset] = data
+            start = max(offset, self.manifest.block_range(run.start).start)
+            end = min(stop, self.manifest.block_range(run[-1]).stop)
+            if run.start in found:
+                data = self._join_fetched(start, end - start, found)
+            else:
+                cached = await self._cache.read(start, end - start)
+                if cached is None:
+                    is_whole = False
+                    continue
+                data = cached
+            whole[start - offset : end - offset] = data
         return whole if is_whole else None
 
-    def _are_together(self, blocks: range, found: dict[int, FetchedBlock]) -> bool:
+    def _join_fetched(self, offset: int, size_bytes: int, found: FoundBlocks) -> memoryview:
+        """Return bytes of blocks that were all fetched, without copying them if it can be."""
+        blocks = self.manifest.covering(offset, size_bytes)
+        if self._are_together(blocks, found):
+            first = found[blocks.start]
+            at = first.at + offset - self.manifest.block_range(blocks.start).start
+            return first.data[at : at + size_bytes]
+        stop = offset + size_bytes
+        whole = memoryview(bytearray(size_bytes))
+        for index in blocks:
+            block = self.manifest.block_range(index)
+            start, end = max(offset, block.start), min(stop, block.stop)
+            at = found[index].at - block.start
+            whole[start - offset : end - offset] = found[index].data[at + start : at + end]
+        return whole
+
+    def _are_together(self, blocks: range, found: FoundBlocks) -> bool:
         """Return whether these blocks were read at once, one behind the other."""
         first = found.get(blocks.start)
         if first is None:

@@ -11,7 +11,7 @@ from bootseer.cache.cached_blocks import CachedBlocks
 from bootseer.cache.keeper import BlockClaim
 from bootseer.cache.keeper_link import KeeperLink
 from bootseer.core.ranges import runs
-from bootseer.errors import BootseerError, Closed, NoSpace
+from bootseer.errors import BootseerError, Closed, Corrupt, NoSpace
 
 _THREADS = 8
 """Reads of the node's disk at once."""
@@ -103,30 +103,38 @@ class NodeCache:
         self._say("a block that another job was fetching did not arrive; fetching it here")
         return False
 
-    async def keep(self, blocks: Sequence[int], data: memoryview) -> None:
+    async def keep(
+        self, blocks: Sequence[int], data: memoryview, *, is_checked: bool = True
+    ) -> bool:
         """Write fetched blocks into the cache, if it takes them.
 
         Args:
             blocks: that were fetched.
             data: their bytes, one block behind the other.
+            is_checked: they were compared with the manifest.
+
+        Returns:
+            Whether it did: they are what the manifest says.
         """
         cached, link = self.cached, self.link
         if cached is None or link is None:
-            return
+            return False
         if trio.current_time() < self._full_until:
             await self.release(blocks)
-            return
+            return False
         try:
             await link.keep(blocks, data)
         except NoSpace:
             self._full_until = trio.current_time() + _FULL_S
             self._say("the block cache is full: further blocks are fetched when needed")
-            return
+            return False
         except BootseerError as error:
-            self._fail(error)
-            return
+            if is_checked or not isinstance(error, Corrupt):
+                self._fail(error)
+            return False
         for run in runs(blocks):
             cached.refresh(run, are_new=True)
+        return True
 
     async def release(self, blocks: Sequence[int]) -> None:
         """Give up the claims on blocks that are not kept."""

@@ -34,12 +34,17 @@ class PackReader:
         """Cut blocks of the pack into runs; `read` takes one."""
         return self._pack.runs(blocks)
 
-    async def read(self, run: Sequence[int]) -> memoryview | None:
-        """Read a run of blocks, one behind the other; None if the pack cannot be read any more."""
+    async def read(self, run: Sequence[int], *, checks: bool = True) -> memoryview | None:
+        """Read a run of blocks, one behind the other; None if the pack cannot be read any more.
+
+        Args:
+            run: of blocks.
+            checks: whether to compare them with the manifest; else the caller does.
+        """
         if self.is_lost:
             return None
         try:
-            return await self._pack.read(run)
+            return await self._pack.read(run, checks=checks)
         except BootseerError as error:
             if not self.is_lost:  # another read may have failed meanwhile
                 self.is_lost = True

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from bootseer.errors import BootseerError
-from bootseer.fuse.view import ROOT_INODE, Attributes, Kernel, OpenedFile
+from bootseer.fuse.view import ROOT_INODE, Attributes, JoinedAnswer, Kernel, OpenedFile
 from bootseer.image.library.catalog import FILE_NAME
 from bootseer.image.serve.image_blocks import ImageBlocks
 from bootseer.image.serve.touch_log import TouchLog
@@ -131,8 +131,24 @@ class ImageView:
         try:
             return await self._blocks.read(offset, size_bytes, is_urgent=not is_ahead)
         except BootseerError as error:
-            self._on_error(str(error))
-            raise os_error(errno.EIO) from error
+            raise self._failed(error) from error
+
+    def join(self, handle: int, offset: int, size_bytes: int, answer: JoinedAnswer) -> bool:
+        """Have a read answered along with one that is under way; see `JoinableView.join`."""
+        is_ahead = self._handles[handle]
+
+        def found(data: memoryview | BootseerError | None) -> None:
+            answer(self._failed(data) if isinstance(data, BootseerError) else data)
+
+        if not self._blocks.join(offset, size_bytes, found, is_urgent=not is_ahead):
+            return False
+        if not is_ahead:
+            self.touched.note(offset, min(offset + size_bytes, self._file.size_bytes))
+        return True
+
+    def _failed(self, error: BootseerError) -> OSError:
+        self._on_error(str(error))
+        return os_error(errno.EIO)
 
     async def close(self, handle: int) -> None:
         del self._handles[handle]

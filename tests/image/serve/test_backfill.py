@@ -38,8 +38,9 @@ class Kept(NodeCache):
     def missing(self, blocks):
         return [index for index in blocks if index not in self.has]
 
-    async def keep(self, blocks, data):
+    async def keep(self, blocks, data, *, is_checked):
         self.has.update(blocks)
+        return True
 
 
 class Noting(SlowStore):

@@ -5,6 +5,7 @@ import os
 import random
 import tempfile
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -289,7 +290,7 @@ class SlowDisk(NodeCache):
         self.may_keep = trio.Event()
         self.given, self.released = [], []
 
-    async def keep(self, blocks, data):
+    async def keep(self, blocks, data, *, is_checked):
         self.given += blocks
         await self.may_keep.wait()
 
@@ -465,6 +466,164 @@ async def test_who_asks_again_for_what_did_not_come_does_not_wait_as_long_again(
         with pytest.raises(Unavailable, match="within 60 s"):
             await blocks.read(MIB, 100, is_urgent=False)
         assert trio.current_time() - began == 120.0
+
+
+class Joined:
+    """Reads that have joined another, and their answers."""
+
+    def __init__(self, blocks):
+        self.blocks = blocks
+        self.answers = {}
+
+    def join(self, index, count=1, is_urgent=True):
+        """Returns whether it could join."""
+
+        def answer(data):
+            assert index not in self.answers, "only once"
+            self.answers[index] = data if data is None else bytes(data)
+
+        where = index * BLOCK, count * BLOCK
+        return self.blocks.join(*where, answer, is_urgent=is_urgent)
+
+
+async def test_reads_join_one_that_waits_for_their_blocks(store, autojump_clock):
+    noting = Noting(store, 1.0)
+    async with (
+        readable(noting, DIGEST, MANIFEST, NodeCache()) as blocks,
+        trio.open_nursery() as nursery,
+    ):
+        joined = Joined(blocks)
+        assert not joined.join(0), "nothing is under way"
+        nursery.start_soon(partial(blocks.read, 0, 16 * BLOCK))
+        await trio.sleep(0.1)
+        assert joined.join(0) and joined.join(14, 2)
+        assert not joined.join(15, 2), "not all of it comes"
+        assert joined.answers == {}
+        await trio.sleep(5)
+        assert joined.answers == {0: content(0, BLOCK), 14: content(14 * BLOCK, 2 * BLOCK)}
+        assert len(noting.order) == 1 and not joined.join(0), "that has ended"
+
+
+async def test_reads_join_what_is_read_ahead_once_a_task_waits_for_it(store, autojump_clock):
+    async with (
+        readable(SlowStore(store, 1.0), DIGEST, MANIFEST, NodeCache()) as blocks,
+        trio.open_nursery() as nursery,
+    ):
+        joined = Joined(blocks)
+        nursery.start_soon(partial(blocks.read, 0, 8 * BLOCK, is_urgent=False))
+        await trio.sleep(0.1)
+        assert joined.join(1, is_urgent=False)
+        assert not joined.join(2), "nobody who waits has said until when"
+        nursery.start_soon(blocks.read, 0, BLOCK)
+        await trio.sleep(0.1)
+        assert joined.join(2)
+        await trio.sleep(5)
+        assert joined.answers == {i: content(i * BLOCK, BLOCK) for i in (1, 2)}
+
+
+async def test_joined_reads_get_the_error_of_their_own_blocks(store, autojump_clock):
+    part = bytearray(CONTENT[:MIB])
+    part[3 * BLOCK] ^= 1
+    await publish(store, catalog.part_object(DIGEST, 0), bytes(part))
+    async with (
+        readable(SlowStore(store, 1.0), DIGEST, MANIFEST, NodeCache()) as blocks,
+        trio.open_nursery() as nursery,
+    ):
+        errors = []
+
+        async def read():
+            with pytest.raises(Corrupt):
+                await blocks.read(0, 8 * BLOCK)
+
+        nursery.start_soon(read)
+        await trio.sleep(0.1)
+        joined = Joined(blocks)
+        assert joined.join(0, 3)
+        assert blocks.join(2 * BLOCK, 3 * BLOCK, errors.append)
+        await trio.sleep(60)
+        assert joined.answers == {0: content(0, 3 * BLOCK)}
+        assert [type(error) for error in errors] == [Corrupt]
+
+
+@pytest.mark.parametrize("is_urgent", [True, False])
+async def test_joined_reads_are_given_back_when_nobody_waits_any_more(
+    store, autojump_clock, is_urgent
+):
+    hanging = HangingStore(store, {"pread"})
+    async with (
+        readable(hanging, DIGEST, MANIFEST, NodeCache(), 60.0) as blocks,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def read():
+            with pytest.raises(Unavailable):
+                await blocks.read(0, 8 * BLOCK, is_urgent=is_urgent)
+
+        nursery.start_soon(read)
+        await trio.sleep(1)
+        joined = Joined(blocks)
+        assert joined.join(2, is_urgent=is_urgent)
+        await trio.sleep(58)
+        assert joined.answers == {}
+        await trio.sleep(2)
+        assert joined.answers == {2: None}
+        assert not joined.join(3, is_urgent=is_urgent)
+
+
+async def test_what_is_read_ahead_is_compared_once(store, job_of, monkeypatch):
+    checked = []
+    real = image_manifest.ImageManifest.bad_block
+
+    def bad_block(self, blocks, data):
+        checked.extend(blocks)
+        return real(self, blocks, data)
+
+    monkeypatch.setattr(image_manifest.ImageManifest, "bad_block", bad_block)
+    async with job_of(store).open() as blocks:
+        await blocks.read(0, 4 * BLOCK, is_urgent=False)
+        assert checked == [], "the keeper has compared it"
+        await blocks.read(9 * BLOCK, BLOCK)
+        assert checked == [9]
+    full = job_of(store)
+    full.has_room = lambda size_bytes: False
+    async with full.open() as blocks:
+        await blocks.read(20 * BLOCK, 2 * BLOCK, is_urgent=False)
+        assert checked == [9, 20, 21], "a keeper without room compares nothing"
+        assert blocks.stats.fetches == 1
+
+
+async def test_a_damaged_block_that_is_read_ahead_is_an_error_and_no_loss_of_the_cache(
+    store, job_of
+):
+    damaged = bytearray(CONTENT[MIB : 2 * MIB])
+    damaged[7 * BLOCK + 1] ^= 1
+    await publish(store, catalog.part_object(DIGEST, 1), bytes(damaged))
+    job = job_of(store)
+    async with job.open() as blocks:
+        with pytest.raises(Corrupt, match=rf"is damaged at byte {7 * BLOCK}"):
+            await blocks.read(MIB, 16 * BLOCK, is_urgent=False)
+        assert await blocks.read(MIB, 7 * BLOCK) == content(MIB, 7 * BLOCK)
+        await blocks.settle()
+    assert job.said == [], "the cache still grows"
+    first = MIB // BLOCK
+    assert job.cached.missing(range(first, first + 16)) == [first + 7]
+
+
+async def test_little_is_read_ahead_at_once(store, autojump_clock, monkeypatch):
+    monkeypatch.setattr("bootseer.image.serve.fetcher._AHEAD_BYTES", 8 * BLOCK)
+    noting = Noting(store, 1.0)
+    async with (
+        readable(noting, DIGEST, MANIFEST, NodeCache()) as blocks,
+        trio.open_nursery() as nursery,
+    ):
+        await blocks.read(200 * BLOCK, BLOCK)  # the part is open
+        noting.order.clear()
+        for index in range(0, 40, 4):
+            nursery.start_soon(partial(blocks.read, index * BLOCK, 3 * BLOCK, is_urgent=False))
+        await trio.sleep(0.5)
+        assert len(noting.order) == 3, "9 blocks"
+        await trio.sleep(1)
+        assert len(noting.order) == 6
 
 
 async def test_a_store_that_comes_back(store, job_of):

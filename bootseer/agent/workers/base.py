@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import trio
 
@@ -123,6 +123,17 @@ class Task:
         finally:
             with trio.CancelScope(shield=True):
                 await self.channel.send(StageEnded(report.event(name, time.time_ns())))
+
+
+@contextmanager
+def by_itself() -> Iterator[None]:
+    """Go on behind the block if it fails, not if the agent has ended."""
+    try:
+        yield
+    except Closed:
+        raise
+    except BootseerError:
+        pass
 
 
 def store_urls(role: str, job: Job, config: Config) -> Iterator[str]:

@@ -5,9 +5,11 @@ Each part is published independently: a trace that cannot be written does not bl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+
+import trio
 
 from bootseer.agent.messages.worker import (
     EventsWanted,
@@ -16,7 +18,8 @@ from bootseer.agent.messages.worker import (
     PublishRecording,
     RecordedImage,
 )
-from bootseer.agent.workers.base import Task
+from bootseer.agent.workers.base import Task, by_itself
+from bootseer.agent.workers.image_traces import ImageTraces, merge_traces
 from bootseer.checkpoint.read.repository import publish_reads
 from bootseer.core.access_log import NodeReads, combine
 from bootseer.core.event import one_line
@@ -25,39 +28,17 @@ from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.warm_plan import PlannedImage, PlannedName, PlannedRun, WarmPlan
 from bootseer.errors import BootseerError, Closed, Corrupt
-from bootseer.image.hot.hotset import DOUBTS
-from bootseer.image.hot.repository import (
-    is_among,
-    is_to_merge,
-    publish_trace,
-    read_hot_set,
-    rebuild,
-)
-from bootseer.image.hot.trace import (
-    COMPLETE,
-    KINDS,
-    MAX_TOUCHES,
-    MISSED,
-    Trace,
-    join_touches,
-    usage_of,
-)
+from bootseer.image.hot.repository import is_among, read_hot_set
+from bootseer.image.hot.trace import COMPLETE
 from bootseer.ipc.channel import unexpected
 from bootseer.startup.plans import add_run
 from bootseer.startup.run_events import NodeRun, drop_old_runs, publish_events
 from bootseer.store.api.base import Store
-from bootseer.units import format_size
 
 FIRST_ANSWER_S = 2.0
 """An epilog holds its node."""
-_SPARES = 3
-"""Spare nodes per recording node: they publish a trace if no recording node has."""
 _PLAN_WRITERS = 2
 """Of a job's nodes, besides those that merge: a job may record no image, and a node may be dead."""
-_NEGLIGIBLE = 0.001
-"""Of an image: what a warm start has missed changes nothing, if it is no more than this."""
-_HANDFUL = 16
-"""Ranges."""
 
 
 async def run(task: Task) -> None:
@@ -72,26 +53,28 @@ async def run(task: Task) -> None:
     recording = await task.channel.receive_only()
     if not isinstance(recording, PublishRecording):
         raise unexpected(recording)
-    images = _joined(recording.images)
-    job, count = task.job, task.config.image.traces_per_run
-    records = is_among(count, job.nodes, job.node_index)
-    is_spare = not records and is_among(count * (1 + _SPARES), job.nodes, job.node_index)
+    job = task.job
+    traces = ImageTraces(task, recording.images)
     hot_bytes: dict[str, int] | None = None
     try:
         store = task.watched_store(FIRST_ANSWER_S)
-        to_merge = await _traces(task, store, images, count) if records else []
+        to_merge = await traces.publish(store) if traces.is_recording else []
         if to_merge or is_among(_PLAN_WRITERS, job.nodes, job.node_index):
             hot_bytes = await _plan(task, store, recording)
         await _reads(task, store, recording)
         # Before the merge, which an epilog may have no time for.
+        began_s = trio.current_time()
         waiting = await _events(task, store)
-        if is_spare and (to_merge := await _traces(task, store, images, 1)):
-            hot_bytes = await _plan(task, store, recording)
-        if to_merge:
+        if to_merge or traces.is_spare:
             detail = f"{store.url}; no time to merge hot sets"
             left = list(range(len(waiting)))
             await task.channel.send(Published(True, detail, left, is_last=False))
-            merged = {digest: await _merge(task, store, digest) for digest in to_merge}
+        if traces.is_spare:
+            to_merge = await traces.publish_missing(store, trio.current_time() - began_s)
+            if to_merge:
+                hot_bytes = await _plan(task, store, recording)
+        if to_merge:
+            merged = {digest: await merge_traces(task, store, digest) for digest in to_merge}
             hot_bytes = (hot_bytes or {}) | merged
             waiting = await _events(task, store)
     except Closed:
@@ -124,113 +107,12 @@ async def _events(task: Task, store: Store) -> list[dict[str, object]]:
     return events.waiting
 
 
-def _joined(images: Sequence[RecordedImage]) -> list[RecordedImage]:
-    """Merge the recordings of one image under several names.
-
-    A node publishes one trace of an image per start: a second would replace the first.
-    """
-    found: dict[str, RecordedImage] = {}
-    for image in images:
-        one = found.get(image.digest)
-        found[image.digest] = image if one is None else _join(one, image)
-    return list(found.values())
-
-
-def _join(one: RecordedImage, other: RecordedImage) -> RecordedImage:
-    return one._replace(
-        size_bytes=max(one.size_bytes, other.size_bytes),
-        kind=max(one.kind, other.kind, key=KINDS.index),
-        touches=join_touches(one.touches, other.touches),
-        holdout=one.holdout or other.holdout,
-    )
-
-
-async def _traces(
-    task: Task, store: Store, images: Sequence[RecordedImage], enough: int
-) -> list[str]:
-    """Publish traces; returns digests of the images whose traces this node is to merge.
-
-    Args:
-        task: the worker's task.
-        store: the user's store.
-        images: the recordings.
-        enough: number of nodes of this start whose traces are enough.
-    """
-    expected = min(enough, task.job.nodes or 1)
-    return [
-        image.digest
-        for image in images
-        if _is_news(image) and await _publish(task, store, image, enough, expected)
-    ]
-
-
-def _is_news(image: RecordedImage) -> bool:
-    """Whether a recording says more than that a start has missed next to nothing."""
-    if image.kind != MISSED or image.holdout:
-        return bool(image.touches or image.holdout)
-    missed_bytes = sum(touch.stop - touch.start for touch in image.touches)
-    is_little = missed_bytes <= image.size_bytes * _NEGLIGIBLE
-    return bool(image.touches) and not (is_little and len(image.touches) <= _HANDFUL)
-
-
-@contextmanager
-def _by_itself() -> Iterator[None]:
-    """Go on behind the block if it fails, as its stage has reported; not if the agent has ended."""
-    try:
-        yield
-    except Closed:
-        raise
-    except BootseerError:
-        pass
-
-
 async def _hot_bytes(store: Store, digest: str) -> int:
     """Return the size of an image's hot set in bytes, 0 if there is none that can be read."""
     hot_set = None
-    with _by_itself():
+    with by_itself():
         hot_set = await read_hot_set(store, digest)
     return hot_set.hot_bytes if hot_set else 0
-
-
-async def _publish(
-    task: Task, store: Store, image: RecordedImage, enough: int, expected: int
-) -> bool:
-    """Publish an image's trace; returns whether this node is to merge its traces.
-
-    Args:
-        task: the worker's task.
-        store: the user's store.
-        image: the recording.
-        enough: number of nodes of this start whose traces are enough.
-        expected: number of its nodes that publish theirs.
-    """
-    with _by_itself():
-        async with task.stage("trace.publish") as report:
-            trace = _trace(task, image)
-            report.bytes = sum(t.stop - t.start for t in trace.touches)
-            report.detail = f"{len(trace.touches)} ranges"
-            if await publish_trace(store, trace, enough):
-                return await is_to_merge(store, trace, expected)
-            report.detail = "enough nodes of this run have published theirs"
-    return False
-
-
-async def _merge(task: Task, store: Store, digest: str) -> int:
-    """Merge an image's traces; returns the size of its hot set in bytes."""
-    with _by_itself():
-        async with task.stage("hotset.merge") as report:
-            merged = await rebuild(store, digest, task.config.image.runs_kept)
-            hot_bytes = merged.hot_set.hot_bytes
-            report.bytes = hot_bytes
-            report.detail = f"{merged.traces} traces, hot {format_size(hot_bytes)}"
-            if doubts := merged.hot_set.doubts:
-                report.detail += f"; {doubts} starts in a row read little of the hot set"
-                if doubts >= DOUBTS:
-                    report.detail += ": their earlier recordings are discarded"
-            if not hot_bytes:
-                report.detail = "nearly all was read, as by unpacking: no hot set"
-            return hot_bytes
-    return 0
 
 
 def _planned(image: RecordedImage, hot_bytes: int) -> PlannedImage:
@@ -242,21 +124,6 @@ def _planned(image: RecordedImage, hot_bytes: int) -> PlannedImage:
             touched_reads = len(image.touches)
             planned = replace(planned, touched_bytes=touched_bytes, touched_reads=touched_reads)
     return planned
-
-
-def _trace(task: Task, image: RecordedImage) -> Trace:
-    touches = tuple(image.touches[:MAX_TOUCHES])
-    return Trace(
-        digest=image.digest,
-        size_bytes=image.size_bytes,
-        run=task.job.run,
-        started_ns=task.job.started_ns,
-        node=task.job.node,
-        kind=image.kind,
-        touches=touches,
-        holdout=tuple(image.holdout),
-        usage=usage_of(image.kind, touches),
-    )
 
 
 async def _add_run(
@@ -282,7 +149,7 @@ async def _add_run(
 async def _plan(task: Task, store: Store, recording: PublishRecording) -> dict[str, int]:
     """Write the plan; returns the sizes of the images' hot sets as they are now, by digest."""
     hot_bytes: dict[str, int] = {}
-    with _by_itself():
+    with by_itself():
         async with task.stage("plan.write") as report:
             for image in recording.images:
                 hot_bytes[image.digest] = await _hot_bytes(store, image.digest)
@@ -296,7 +163,7 @@ async def _reads(task: Task, store: Store, recording: PublishRecording) -> None:
     job = task.job
     if not recording.files or not job.nodes:
         return
-    with _by_itself():
+    with by_itself():
         async with task.stage("checkpoint.record") as report:
             ahead: dict[str, tuple[int, list[ByteRange]]] = {}
             for path, ranges in recording.ahead:

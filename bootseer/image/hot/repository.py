@@ -69,19 +69,24 @@ def is_among(count: int, nodes: int, node: int) -> bool:
     return not nodes or node * count % nodes < count
 
 
-async def publish_trace(store: Store, trace: Trace, traces_per_run: int) -> bool:
-    """Publish a node's trace, unless enough nodes of this start have done so already.
+async def publish_trace(store: Store, trace: Trace) -> None:
+    """Publish a node's trace."""
+    await publish(store, _name(f"traces/{trace.digest}", trace), trace.encode())
 
-    A trace with a holdout is always published: it is the only one of its start.
 
-    Returns:
-        Whether it was published.
-    """
-    folder = f"traces/{trace.digest}"
-    if not trace.holdout and len(await _of_start(store, folder, trace)) >= traces_per_run:
-        return False
-    await publish(store, _name(folder, trace), trace.encode())
-    return True
+async def traces_of_start(store: Store, trace: Trace) -> list[ObjectInfo]:
+    """List the published traces of the start that a trace is of."""
+
+    def is_of_start(name: str) -> bool:
+        started, _, rest = name.partition("-")
+        return (
+            started.isdecimal()
+            and abs(int(started) - trace.started_ns) <= SAME_START_NS
+            and rest.startswith(f"{trace.run}-")
+        )
+
+    found = await _list_traces(store, f"traces/{trace.digest}")
+    return [info for info in found if is_of_start(info.name.rpartition("/")[2])]
 
 
 async def is_to_merge(store: Store, trace: Trace, nodes: int) -> bool:
@@ -94,10 +99,10 @@ async def is_to_merge(store: Store, trace: Trace, nodes: int) -> bool:
         trace: the node's, in the store.
         nodes: that are expected to publish one.
     """
-    folder = f"traces/{trace.digest}"
-    found = await _of_start(store, folder, trace)
+    found = await traces_of_start(store, trace)
     in_order = [info.name for info in sorted(found, key=lambda info: (info.mtime_ns, info.name))]
-    return _name(folder, trace) in in_order[:1] + (in_order[-1:] if len(found) >= nodes else [])
+    mine = _name(f"traces/{trace.digest}", trace)
+    return mine in in_order[:1] + (in_order[-1:] if len(found) >= nodes else [])
 
 
 async def rebuild(store: Store, digest: str, runs_kept: int) -> MergeResult:
@@ -168,18 +173,3 @@ async def _list_traces(store: Store, folder: str) -> list[ObjectInfo]:
 
 def _name(folder: str, trace: Trace) -> str:
     return f"{folder}/{trace.started_ns:020d}-{trace.run}-{trace.node}.trace"
-
-
-async def _of_start(store: Store, folder: str, trace: Trace) -> list[ObjectInfo]:
-    """List the traces of the same start."""
-
-    def is_of_start(name: str) -> bool:
-        started, _, rest = name.partition("-")
-        return (
-            started.isdecimal()
-            and abs(int(started) - trace.started_ns) <= SAME_START_NS
-            and rest.startswith(f"{trace.run}-")
-        )
-
-    found = await _list_traces(store, folder)
-    return [info for info in found if is_of_start(info.name.rpartition("/")[2])]

@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 import trio
 
-from bootseer.core.ranges import ByteRange
 from bootseer.core.warm_plan import SAME_START_NS
 from bootseer.errors import Corrupt, NotFound
 from bootseer.image.hot.repository import (
@@ -18,6 +17,7 @@ from bootseer.image.hot.repository import (
     publish_trace,
     read_hot_set,
     rebuild,
+    traces_of_start,
 )
 from bootseer.image.hot.trace import COMPLETE, MISSED, PARTIAL, Touch, Trace
 from bootseer.store.api.base import publish, read_all
@@ -50,7 +50,7 @@ async def names(store):
 
 
 async def epilog(store, one, *, runs_kept=3):
-    assert await publish_trace(store, one, 4)
+    await publish_trace(store, one)
     return pages((await rebuild(store, DIGEST, runs_kept)).hot_set)
 
 
@@ -82,7 +82,7 @@ async def test_nodes_of_a_start_merge_at_once_and_all_is_in_it():
         async def end(number, start=start):
             await trio.sleep(chance.random() / 1000)
             one = trace(start, [start * 10 + number], MISSED, node=f"n{number}")
-            await publish_trace(store, one, 4)
+            await publish_trace(store, one)
             await rebuild(store, DIGEST, 2)
 
         async with trio.open_nursery() as nursery:
@@ -109,13 +109,13 @@ class Busy(SlowStore):
             self.merged += 1
             if self.tasks:
                 self.tasks -= 1
-                assert await publish_trace(self._inner, trace(2, [1], node=f"n{self.tasks}"), 100)
+                await publish_trace(self._inner, trace(2, [1], node=f"n{self.tasks}"))
         return result
 
 
 async def test_what_was_read_is_not_read_again_when_others_come():
     store = MemoryStore()
-    assert await publish_trace(store, trace(1, [0]), 4)
+    await publish_trace(store, trace(1, [0]))
     damaged = bytearray(trace(1, [0]).encode())
     for name, byte in (("damaged", 0), ("newer", 8)):  # the magic, and the version
         await publish(store, f"{FOLDER}/{name}", damaged[:byte] + b"\x7f" + damaged[byte + 1 :])
@@ -129,7 +129,7 @@ async def test_what_was_read_is_not_read_again_when_others_come():
 async def test_a_trace_that_goes_while_others_are_merged_is_not_missed():
     store = MemoryStore()
     for start in (1, 2, 3):
-        assert await publish_trace(store, trace(start, [start]), 4)
+        await publish_trace(store, trace(start, [start]))
     gone = (await store.list(FOLDER))[0].name
 
     class Going(SlowStore):
@@ -146,7 +146,7 @@ async def test_a_trace_that_goes_while_others_are_merged_is_not_missed():
 async def test_a_merge_ends_even_if_others_come_all_the_time():
     store = MemoryStore()
     for start in range(1, 5):
-        assert await publish_trace(store, trace(start, [0], run=f"my-cluster.{start}"), 4)
+        await publish_trace(store, trace(start, [0], run=f"my-cluster.{start}"))
     await rebuild(Busy(store, 1000), DIGEST, 3)
     assert pages(await read_hot_set(store, DIGEST)) == [0, 1]
     left = len(await names(store))
@@ -155,21 +155,12 @@ async def test_a_merge_ends_even_if_others_come_all_the_time():
     assert len(await names(store)) == left - 1, "the first has had its time"
 
 
-async def test_enough_nodes_of_a_start_are_enough():
-    store = MemoryStore()
-    told = [await publish_trace(store, trace(1, [0], node=f"n-{n}"), 4) for n in range(6)]
-    assert told == [True] * 4 + [False] * 2
-    holding_out = replace(trace(1, [0], MISSED, node="n-9"), holdout=(ByteRange(0, PAGE),))
-    assert await publish_trace(store, holding_out, 4), "a start has no other of those"
-    assert len(await names(store)) == 5
-
-
 async def test_the_first_and_the_last_node_of_a_start_merge():
     store = MemoryStore()
     traces = [trace(1, [0], node=f"n-{n}") for n in (2, 0, 1)]
     merged = []
     for one in traces:
-        await publish_trace(store, one, 3)
+        await publish_trace(store, one)
         merged.append(await is_to_merge(store, one, 3))
     assert merged == [True, False, True]
     assert [await is_to_merge(store, one, 3) for one in traces] == [True, False, True]
@@ -181,9 +172,9 @@ async def test_the_first_and_the_last_node_of_a_start_merge():
 async def test_nodes_of_a_start_begin_within_a_minute(apart_ns):
     store = MemoryStore()
     first = trace(1, [0])
-    assert await publish_trace(store, first, 1)
+    await publish_trace(store, first)
     second = replace(first, node="n2", started_ns=first.started_ns + apart_ns)
-    assert await publish_trace(store, second, 1) is (abs(apart_ns) > SAME_START_NS)
+    assert bool(await traces_of_start(store, second)) is (abs(apart_ns) <= SAME_START_NS)
 
 
 async def test_what_is_no_trace_does_not_count_for_a_start():
@@ -191,7 +182,7 @@ async def test_what_is_no_trace_does_not_count_for_a_start():
     one = trace(1, [0])
     for name in ("x", f"x-{one.run}-n1.trace", f"{HOUR:020d}", f"{HOUR:020d}-other-{one.run}-n1"):
         await publish(store, f"{FOLDER}/{name}", b"")
-    assert await publish_trace(store, one, 1)
+    assert not await traces_of_start(store, one)
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 4, 5, 17, 128])
@@ -213,14 +204,15 @@ async def test_a_requeued_job_is_another_start():
     store = MemoryStore()
     first = trace(1, [0], run="my-cluster.12")
     for number in range(4):
-        assert await publish_trace(store, trace(1, [0], node=f"n{number}", run=first.run), 4)
+        await publish_trace(store, trace(1, [0], node=f"n{number}", run=first.run))
     later = Trace(
         *(first.digest, first.size_bytes, first.run, HOUR + SAME_START_NS + 1, "n1"),
         MISSED,
         (page(7),),
     )
-    assert await publish_trace(store, later, 4)
-    assert await publish_trace(store, trace(1, [0], run="my-cluster.1"), 4)
+    for other in (later, trace(1, [0], run="my-cluster.1")):
+        assert not await traces_of_start(store, other)
+        await publish_trace(store, other)
     assert pages((await rebuild(store, DIGEST, 3)).hot_set) == [0, 7]
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -80,7 +82,7 @@ class _Start(NamedTuple):
         calls: of the NameNode.
     """
 
-    seconds: list[float]
+    seconds: Sequence[float]
     unpublished: int
     calls: int
 
@@ -97,14 +99,20 @@ def _publish(hdfs: Hdfs, nodes: int, number: int, console: Console) -> _Start:
     if len(ended) != nodes:
         raise Unavailable(f"{len(ended)} of {nodes} nodes have ended")
     asked = hdfs.calls_since(before)
-    start = _Start([s for s, _ in ended], sum(bool(e) for _, e in ended), sum(asked.values()))
-    console.print(f"{nodes} nodes, {kind}: {start.calls} calls, at most {max(start.seconds):.1f} s")
-    console.print(f"  {_listed(asked)}")
-    for error in {error for _, error in ended if error}:
+    seconds, errors, roles, calls = zip(*ended, strict=True)
+    start = _Start(seconds, sum(map(bool, errors)), sum(asked.values()))
+    console.print(f"{nodes} nodes, {kind}: {start.calls} calls, at most {max(seconds):.1f} s")
+    console.print(f"  NameNode: {_listed(asked)}")
+    by_role: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for role, of_node in zip(roles, calls, strict=True):
+        by_role[role].update(of_node)
+    for role, of_role in by_role.items():
+        console.print(f"  {roles.count(role)} {role}: {_listed(of_role)}")
+    for error in set(errors) - {""}:
         console.print(f"  {error}", markup=False)
     return start
 
 
-def _listed(calls: dict[str, int]) -> str:
+def _listed(calls: Mapping[str, int]) -> str:
     by_count = sorted(calls.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {count}" for name, count in by_count)

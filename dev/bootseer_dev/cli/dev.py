@@ -180,7 +180,7 @@ def bench_harm(rounds: int, only: tuple[str, ...], build_dir: Path) -> None:
     multiple=True,
     default=(2, 4, 8),
     show_default=True,
-    help="Nodes of a job that read the same data.  [repeatable]",
+    help="Nodes of a job that read the same data; 0 to leave this out.  [repeatable]",
 )
 @click.option("--rounds", default=2, show_default=True, help="Of these jobs.")
 @common.build_dir("For Hadoop's jars and the figures.")
@@ -193,12 +193,13 @@ def bench_scale(
 
     \b
     Example:
-      bootseer dev bench-scale --nodes 16 --starts 2
+      bootseer dev bench-scale --nodes 16 --starts 2 --exchanging 0
     """
     from bootseer.cli.terminal.console import console
     from bootseer_dev.bench.scale import ScaleSpec, run_scale_bench
 
-    spec = ScaleSpec(nodes, starts, exchanging, rounds, build_dir.absolute())
+    jobs = tuple(filter(None, exchanging))
+    spec = ScaleSpec(nodes, starts, jobs, rounds, build_dir.absolute())
     run_scale_bench(spec, console())
 
 

@@ -155,7 +155,7 @@ async def test_spare_nodes_wait_for_recording_nodes_as_slow_as_they_are(latency_
 async def test_few_stand_in_for_recording_nodes_that_are_much_slower(slow, autojump_clock):
     """All of them do so in vain, as the recording nodes are not dead."""
     cluster = Cluster()
-    await cluster.start(64, latency_s=lambda node: 1.2 if node in slow else 0.01)
+    await cluster.start(64, latency_s=lambda node: 1.3 if node in slow else 0.01)
     stood_in = set(await cluster.traces()) - set(RECORDING)
     assert len(stood_in) == (1 if slow == RECORDING else 0)
 

@@ -32,8 +32,8 @@ def test_a_node_of_a_job_whose_nodes_are_not_known_is_no_spare_node():
 def test_each_waits_longer_than_the_one_before_and_where_events_took_long():
     idle, busy = ([patience(n, COUNT, own_s) for n in range(12)] for own_s in (0.1, 3.0))
     assert all(a.whole_s < b.whole_s for waits in (idle, busy) for a, b in pairwise(waits))
-    assert idle[0] == Patience(0.5, 1.0)
-    assert busy[0].whole_s == 3.0
+    assert idle[0] == Patience(0.5, 2.0)
+    assert busy[0].whole_s == 6.0
 
 
 @pytest.mark.parametrize("appears_s", [0.0, 0.6, 1.9, 3.0])

@@ -26,7 +26,7 @@ from bootseer.image.hot.trace import KINDS, MAX_TOUCHES, MISSED, Trace, join_tou
 from bootseer.store.api.base import Store
 from bootseer.units import format_size
 
-_SPARES_SHARE = 0.5
+_SPARES_SHARE = 0.6
 """Of an epilog's time, after which a spare node publishes no trace: it could not finish."""
 _NEGLIGIBLE = 0.001
 """Of an image: what a warm start has missed changes nothing, if it is no more than this."""

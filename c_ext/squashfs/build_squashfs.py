@@ -12,7 +12,7 @@ from cffi import FFI
 
 # setuptools wants the sources relative to the project's folder, where it runs.
 HERE = Path("c_ext/squashfs")
-SOURCES = ("image.c", "codec.c", "lzo.c", "cache.c", "serve.c")
+SOURCES = ("image.c", "codec.c", "lzo.c", "cache.c", "serve.c", "ahead.c")
 
 
 def fuse(option: str) -> list[str]:
@@ -27,7 +27,7 @@ ffi = FFI()
 ffi.cdef((HERE / "squashfs.cdef").read_text())
 ffi.set_source(
     "bootseer._squashfs",
-    '#include "serve.h"',
+    '#include "serve.h"\n#include "ahead.h"',
     sources=[str(HERE / name) for name in SOURCES],
     include_dirs=[str(HERE)],
     libraries=["zstd", "lz4", "z"],

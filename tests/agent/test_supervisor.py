@@ -29,13 +29,23 @@ from bootseer.agent.messages.broker import (
     StartImageServer,
     StartWorker,
 )
-from bootseer.agent.messages.control import REQUESTS, Finish, Finished, Kept, Refusal
+from bootseer.agent.messages.control import (
+    MAX_HOT_RANGES,
+    MAX_LINE_BYTES,
+    REQUESTS,
+    Finish,
+    Finished,
+    HotRanges,
+    Kept,
+    Refusal,
+)
 from bootseer.agent.messages.worker import (
     FROM_WORKER,
     EnvironmentSettled,
     ImageFound,
     ImageMissing,
     MountImage,
+    PrefetchBegun,
     Published,
     Ready,
     StartTask,
@@ -69,6 +79,7 @@ from bootseer.image.hot.recorder import ResidencyRecorder
 from bootseer.image.hot.residency import KernelResidency
 from bootseer.image.hot.trace import Touch
 from bootseer.ipc.request import Reply
+from bootseer.ipc.typed_json import encode
 
 USER = 20001
 JOB = Job(7, "c", "n1", USER, USER, "alice", "/home/alice", "k", False, "", 1.0, 1)
@@ -176,6 +187,39 @@ async def test_requests_that_make_no_sense_are_refused(agent, request_):
         await handle(agent, request_, peer())
     assert agent.events._events == []
     assert not agent._finishing
+
+
+async def test_hot_ranges_are_told_once_they_are_prefetched(
+    agent, nursery, autojump_clock, tmp_path
+):
+    agent._nursery = nursery
+    (tmp_path / "image").write_bytes(bytes(4096))
+    pages = KernelResidency(os.open(tmp_path / "image", os.O_RDONLY))
+    image = WatchedImage(ImageFound("/images/a.sqsh", "d", []), pages)
+    agent._window.images.append(image)
+    ask = {"op": "hot", "path": "/images/a.sqsh", "timeout_s": 5}
+    answers = []
+
+    async def wait():
+        answers.append(await handle(agent, ask, peer()))
+
+    nursery.start_soon(wait)
+    await trio.sleep(2)
+    assert answers == []
+    hot = [ByteRange(500, 600), ByteRange(10, 20), ByteRange(200, 300)]
+    image.note_prefetch(PrefetchBegun(hot, [], 0))
+    await trio.sleep(1)
+    assert answers == [HotRanges([500, 600, 10, 20, 200, 300])]
+    began = trio.current_time()
+    assert await handle(agent, ask | {"path": "/images/b.sqsh"}, peer()) == HotRanges([])
+    assert trio.current_time() - began == 5
+    many = [ByteRange(2 * i, 2 * i + 1) for i in range(10_000)]
+    image.note_prefetch(PrefetchBegun(many, [], 0))
+    bounds = (await handle(agent, ask, peer())).bounds
+    assert bounds[-2:] == list(many[MAX_HOT_RANGES - 1])
+    large = HotRanges([1 << 40] * len(bounds))
+    assert len(encode(large)) < MAX_LINE_BYTES, "it has to fit into an answer"
+    image._recorder.close()
 
 
 async def test_a_user_cannot_speak_for_root(agent):

@@ -36,7 +36,7 @@ PYTHON_FILES = [
     ROOT / "bootseer/cli/send_mark.py",
     ROOT / "bootseer/image/identity.py",
     ROOT / "bootseer/image/library/import_lease.py",
-    ROOT / "bootseer/squashfs/squashfuse.py",
+    ROOT / "bootseer/slurm/squashfuse/program.py",
 ]
 SAID = ROOT / "bootseer/cli/plugin.py"
 """Of the command's file only what it prints: the rest is its help."""

@@ -293,3 +293,28 @@ def test_a_pinned_name_that_leads_to_another_image_is_not_served(lab, stored):
         assert lab.fallbacks(accepted) == set()
     finally:
         config.write_text(before)
+
+
+def test_a_container_of_bootseer_squashfuse_has_its_hot_files_read_ahead(lab):
+    program = site.libexec(lab.cluster) / "bootseer-squashfuse"
+    files = " ".join(f"m{name}" for name in TinyImage().hot)
+    script = lab.cluster.shared / "container.sh"
+    script.write_text(
+        f"""cd $(mktemp -d) && mkdir m || exit 1
+        {program} -f $BOOTSEER_IMAGE m 2>&1 & server=$!
+        until mountpoint -q m; do sleep 0.05; done
+        cat {files} | sha256sum
+        sleep 2; kill $server; wait; rmdir m
+        """
+    )
+    for is_warm in (False, True):
+        command = f"unshare -rm sh {script}"
+        job = lab.srun("--bootseer=ahead", SERVED[1], command=command)
+        digest = TinyImage().output.split()[-1]
+        assert [line.split()[0] for line in job.stdout.splitlines()] == [digest] * 2
+        for node in lab.cluster.node_names:
+            stages = lab.stages(job, node)
+            assert ("image.decompress" in stages) == is_warm
+            if is_warm:
+                assert stages["image.decompress"]["bytes"] > 0
+        lab.assert_clean()

@@ -17,6 +17,8 @@ from bootseer.ipc.typed_json import Messages
 MAX_LINE_BYTES = 256 * 1024
 MAX_URI_CHARS = 1024
 MAX_PATH_CHARS = 4096
+MAX_HOT_RANGES = 8192
+"""In one answer, which is a line."""
 _MAX_WAIT_S = 3600.0
 _MAX_FINISH_S = 600.0
 
@@ -94,6 +96,22 @@ class UseImage(NamedTuple):
         _check_text(self.path, MAX_PATH_CHARS, f"{name}: path")
 
 
+class GetHotRanges(NamedTuple):
+    """List what is prefetched of an image, once that is known. Answer: `HotRanges`.
+
+    Attributes:
+        path: of the image file, as tasks see it.
+        timeout_s: how long to wait for it.
+    """
+
+    path: str
+    timeout_s: float
+
+    def check(self, name: str) -> None:
+        _check_text(self.path, MAX_PATH_CHARS, f"{name}: path")
+        _check_seconds(self.timeout_s, _MAX_WAIT_S, name)
+
+
 class AnnounceImport(NamedTuple):
     """Announce to the job's other nodes that this node imports an image. Answer: `Done`.
 
@@ -135,6 +153,7 @@ Request = (
     | RunEnvironment
     | ServeImage
     | UseImage
+    | GetHotRanges
     | AnnounceImport
     | AwaitImport
     | KeepImport
@@ -150,6 +169,7 @@ REQUESTS: Messages[Request] = Messages(
         "env": RunEnvironment,
         "serve": ServeImage,
         "image": UseImage,
+        "hot": GetHotRanges,
         "announce": AnnounceImport,
         "await": AwaitImport,
         "keep": KeepImport,
@@ -196,6 +216,17 @@ class ImportAwaited(NamedTuple):
     detail: str = ""
 
 
+class HotRanges(NamedTuple):
+    """What is prefetched of an image.
+
+    Attributes:
+        bounds: start and end of each range in turn, in the order of first touch: the first
+            `MAX_HOT_RANGES` of them. Empty if nothing is prefetched.
+    """
+
+    bounds: list[int]
+
+
 class AgentStatus(NamedTuple):
     """A job on this node, as `bootseer status --json` prints it.
 
@@ -220,7 +251,7 @@ class AgentStatus(NamedTuple):
     errors: int
 
 
-Answer = Done | Readiness | Finished | ImagePath | Kept | ImportAwaited | AgentStatus
+Answer = Done | Readiness | Finished | ImagePath | Kept | ImportAwaited | HotRanges | AgentStatus
 
 
 class Refusal(NamedTuple):

@@ -19,6 +19,7 @@ import trio
 from bootseer import config as settings
 from bootseer.agent.messages.broker import FinishJob
 from bootseer.agent.messages.control import (
+    MAX_HOT_RANGES,
     AgentStatus,
     AnnounceImport,
     Answer,
@@ -27,7 +28,9 @@ from bootseer.agent.messages.control import (
     Done,
     Finish,
     Finished,
+    GetHotRanges,
     GetStatus,
+    HotRanges,
     ImagePath,
     KeepImport,
     Kept,
@@ -74,6 +77,7 @@ from bootseer.ipc.channel import unexpected
 from bootseer.ipc.request_client import RequestClient
 
 _STATE_S = 1.0
+_LOOK_S = 0.1
 _PUBLISH_S = 3.0
 """Minimum share of the epilog's time for the recording; the checkpoint gets the rest."""
 _KILL_S = 1.0
@@ -297,6 +301,10 @@ class Supervisor:
                     raise ConfigError(f"{request.path[:100]!a} is not the path of an image file")
                 self._steps.use(request.path, self._nursery)
                 return Done()
+            case GetHotRanges():
+                with trio.move_on_after(request.timeout_s):
+                    return await self._hot_ranges(request.path)
+                return HotRanges([])
             case AnnounceImport():
                 self._keeping.announce(request.image, peer.connection(), self._nursery)
                 return Done()
@@ -305,6 +313,15 @@ class Supervisor:
             case KeepImport():
                 kept = await self._keeping.keep(request.image, request.path, self._nursery)
                 return Kept(kept)
+
+    async def _hot_ranges(self, path: str) -> HotRanges:
+        """Wait until an image is prefetched; returns what of it."""
+        while True:
+            for image in self._images:
+                if image.file == path and image.is_prefetched:
+                    hot = image.prefetched[:MAX_HOT_RANGES]
+                    return HotRanges([bound for r in hot for bound in (r.start, r.stop)])
+            await trio.sleep(_LOOK_S)
 
     def _record_event(self, told: TellEvent, uid: int) -> Answer:
         event = from_json(

@@ -41,6 +41,11 @@ class JobImage(ABC):
         self.is_used = True
         self.is_cut_short = False
 
+    @property
+    def file(self) -> str:
+        """Return the path at which tasks see it."""
+        return self.path
+
     def note_prefetch(self, begun: PrefetchBegun) -> None:
         """Record the ranges being prefetched, which do not count as touched when they arrive."""
         self.holdout = begun.holdout

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +25,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer._squashfs import ffi, lib
-from bootseer.squashfs import squashfuse
+from bootseer.slurm.squashfuse import program as squashfuse
+from bootseer.slurm.squashfuse import readahead
+from bootseer.squashfs.reader import Squashfs
 
 pytestmark = pytest.mark.skipif(
     shutil.which("mksquashfs") is None or not os.path.exists("/dev/fuse"),
@@ -32,7 +37,7 @@ pytestmark = pytest.mark.skipif(
 GZIP, LZO, ZSTD = 1, 3, 6
 CODE = (
     "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); "
-    "from bootseer.squashfs.squashfuse import main; sys.exit(main(sys.argv))"
+    "from bootseer.slurm.squashfuse.program import main; sys.exit(main(sys.argv))"
 )
 PROGRAM = [sys.executable, "-IS", "-c", CODE, ":".join(p for p in sys.path if "site-packages" in p)]
 WAIT_S = 10.0
@@ -392,3 +397,139 @@ def test_rubbish_is_no_lzo_or_fits(data: bytes) -> None:
 @pytest.mark.parametrize("compressor", [2, 4, 7, 0, -1])
 def test_another_compressor_is_refused(compressor: int) -> None:
     assert lib.sq_decompress(compressor, b"data", 4, ffi.new("uint8_t[10]"), 10) == -95
+
+
+READ_AHEAD = """
+import os, sys, json
+from bootseer.slurm.squashfuse import readahead
+root = os.open(sys.argv[2], os.O_PATH)
+print(readahead.read_files(sys.argv[1], root, json.loads(sys.argv[3])))
+"""
+
+
+def read_ahead(image: Path, mountpoint: Path, bounds: Sequence[int]) -> int:
+    """Read ahead in a process of its own, as it gives up its priority; returns how many bytes."""
+    argv = [sys.executable, "-P", "-c", READ_AHEAD, image, mountpoint, json.dumps(bounds)]
+    done = subprocess.run(argv, check=True, timeout=WAIT_S, capture_output=True, text=True)
+    return int(done.stdout)
+
+
+def stored(image: Path) -> dict[str, list[tuple[int, int, int]]]:
+    """List where each file's blocks are stored: start, end, and length of their content."""
+    with Squashfs(image) as squashfs:
+        return {
+            path.decode().lstrip("/"): [
+                (part.start, part.stop, size) for part, size in squashfs.stored(inode)
+            ]
+            for path, inode in squashfs.walk()
+            if inode.is_file
+        }
+
+
+@pytest.fixture
+def simple(tmp_path: Path) -> Path:
+    """An image of three files of several blocks, and small ones that share a block."""
+    tree = tmp_path / "simple"
+    (tree / "deep/er").mkdir(parents=True)
+    dice = random.Random(5)
+    for name in ("one", "deep/two", "deep/er/three"):
+        (tree / name).write_bytes(dice.randbytes(5 * 4096))
+    for number in range(4):
+        (tree / f"small-{number}").write_bytes(b"%d" % number * 100)
+    return squash(tree, tmp_path / "simple.sqsh", "-b", "4096")
+
+
+def test_the_blocks_of_hot_ranges_are_read_ahead_once(simple: Path, tmp_path: Path) -> None:
+    places = stored(simple)
+    one, two = places["one"], places["deep/two"]
+    with mounted(simple, tmp_path) as mountpoint:
+        assert read_ahead(simple, mountpoint, [two[1][0], two[1][0] + 1]) == 4096
+        twice = [one[0][0], one[2][1], one[1][0], one[1][1], two[4][1] - 1, two[4][1]]
+        assert read_ahead(simple, mountpoint, twice) == 4 * 4096
+        behind = max(part[1] for parts in places.values() for part in parts)
+        assert read_ahead(simple, mountpoint, [behind, behind + 1]) == 400, "a block of four files"
+        size = simple.stat().st_size
+        everything = 15 * 4096 + 400
+        assert read_ahead(simple, mountpoint, [0, size]) == everything
+        assert read_ahead(simple, mountpoint, [size, 1 << 62, 5, 3]) == 0
+        assert read_ahead(simple, mountpoint, []) == 0
+
+
+def test_what_is_read_ahead_is_read_from_no_other_mount(simple: Path, tmp_path: Path) -> None:
+    with mounted(simple, tmp_path) as mountpoint:
+        other = mountpoint / "deep"
+        subprocess.run(["mount", "-t", "tmpfs", "other", other], check=True)
+        try:
+            (other / "two").write_bytes(bytes(5 * 4096))
+            assert read_ahead(simple, mountpoint, [0, 1 << 62]) == 5 * 4096 + 400
+        finally:
+            subprocess.run(["umount", other], check=True)
+
+
+def test_a_damaged_image_is_not_read_ahead(simple: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.sqsh"
+    with mounted(simple, tmp_path) as mountpoint:
+        for cut in (100, simple.stat().st_size // 2):
+            damaged.write_bytes(simple.read_bytes()[:cut])
+            with pytest.raises(subprocess.CalledProcessError):
+                read_ahead(damaged, mountpoint, [0, 1 << 62])
+
+
+class Agent:
+    """Answers what is hot of an image; takes an event if something is."""
+
+    def __init__(self, path: Path, bounds: Sequence[int]) -> None:
+        self.path = path
+        self.asked: list[dict[str, object]] = []
+        self._answers = ({"bounds": bounds}, {"ok": True})[: 2 if bounds else 1]
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.settimeout(WAIT_S)
+        self.thread = threading.Thread(target=self._answer)
+        self.thread.start()
+
+    def _answer(self) -> None:
+        with self._listener:
+            for answer in self._answers:
+                end, _ = self._listener.accept()
+                with end:
+                    self.asked.append(json.loads(end.makefile("rb").readline()))
+                    with suppress(OSError):  # nobody waits for the second
+                        end.sendall(json.dumps(answer).encode() + b"\n")
+
+
+@pytest.mark.parametrize("is_foreground", [True, False])
+def test_in_a_job_hot_files_are_read_ahead_and_the_agent_is_told(
+    simple: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_foreground: bool
+) -> None:
+    (one, *_) = stored(simple)["one"]
+    agent = Agent(tmp_path / "agent.sock", [one[0], one[1]])
+    monkeypatch.setenv("BOOTSEER_SOCKET", str(agent.path))
+    monkeypatch.setenv("BOOTSEER_IMAGE", str(tmp_path / "link.sqsh"))
+    (tmp_path / "link.sqsh").symlink_to(simple)
+    if is_foreground:
+        (tmp_path / "other").mkdir()
+        server = start(simple, tmp_path / "other")
+        agent.thread.join()
+        server.terminate()
+        assert server.wait(WAIT_S) == 0
+    else:
+        with mounted(simple, tmp_path):
+            agent.thread.join()
+    ranges, event = agent.asked
+    assert ranges["path"] == str(tmp_path / "link.sqsh"), "as the agent knows it"
+    assert event["stage"] == "image.decompress" and event["bytes"] == 4096
+
+
+def test_without_an_agent_or_hot_ranges_nothing_is_read_ahead(
+    simple: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process was started"))
+    monkeypatch.delenv("BOOTSEER_SOCKET", raising=False)
+    readahead.start(str(simple), str(tmp_path))
+    monkeypatch.undo()
+    agent = Agent(tmp_path / "agent.sock", [])
+    readahead._read(str(agent.path), str(simple), str(tmp_path), 0)
+    agent.thread.join()
+    assert [request["op"] for request in agent.asked] == ["hot"]

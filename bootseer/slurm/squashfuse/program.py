@@ -5,7 +5,7 @@ one, so that a container starts in any case: images compressed with xz or lzma, 
 are not of libfuse, uid, gid or offset.
 
 Runs as the user, often in a user namespace. Imports the standard library and bootseer's C
-extension only: Enroot waits for the mount.
+extension only, until the image is mounted: Enroot waits for that.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from bootseer.posix import check_result
+from bootseer.slurm.squashfuse import readahead
 
 _REAL = "squashfuse"
 _PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -98,6 +99,8 @@ def serve(wanted: MountRequest) -> None:
         kept = [ffi.new("char[]", os.fsencode(word)) for word in words]
         given = ffi.new("sq_options *", (wanted.uid, wanted.gid, wanted.is_foreground))
         mountpoint = os.fsencode(os.path.abspath(wanted.mountpoint))
+        if not wanted.offset:
+            readahead.start(wanted.image, wanted.mountpoint)
         try:
             check_result(lib.sq_serve(opened[0], mountpoint, given, [*kept, ffi.NULL]))
         finally:

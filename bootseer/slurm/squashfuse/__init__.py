@@ -1,0 +1,1 @@
+"""bootseer-squashfuse: a squashfuse for container runtimes."""

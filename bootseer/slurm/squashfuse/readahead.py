@@ -1,0 +1,135 @@
+"""Read the hot files of a job's image ahead of the container, in a process of its own.
+
+A warm start has the image's hot blocks in memory, compressed. Reading the files that they belong to
+through the mount has them decompressed before the container's programs need them, by processors
+that are idle. It is not done by the server, which must not touch its own mount.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+from bootseer.posix import check_result
+from bootseer.units import GIB
+
+_AGENT_S = 20.0
+"""How long it may take until the agent knows what is hot."""
+_MOUNT_S = 20.0
+_POLL_S = 0.01
+_MOST_BYTES = 2 * GIB
+"""Of content: a hot set has a few hundred MB."""
+
+
+def start(image: str, mountpoint: str) -> None:
+    """Begin to read the hot files of an image, if a job's agent prefetches it.
+
+    Returns at once. Nothing waits for the process, and nothing fails if it does.
+
+    Args:
+        image: path of the file.
+        mountpoint: where this process is about to mount it.
+    """
+    agent = os.environ.get("BOOTSEER_SOCKET", "")
+    if not agent:
+        return
+    with suppress(OSError):
+        before = os.stat(mountpoint).st_dev
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            return
+        try:
+            if not os.fork():  # is nobody's child, so that nobody has to wait for its end
+                _detach()
+                _read(agent, os.path.abspath(image), mountpoint, before)
+        finally:
+            os._exit(0)
+
+
+def _detach() -> None:
+    """Let go of what the runtime may wait for, and of the priority."""
+    os.setsid()
+    os.nice(19)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+
+
+def _read(agent: str, image: str, mountpoint: str, before: int) -> None:
+    """Read the hot files, and tell the agent.
+
+    Args:
+        agent: path of its socket.
+        image: path of the image.
+        mountpoint: where it is mounted soon.
+        before: device number of what is there until then.
+    """
+    from bootseer.agent.messages.control import GetHotRanges, HotRanges, TellEvent
+    from bootseer.agent.node import control_client
+    from bootseer.errors import BootseerError
+
+    with suppress(BootseerError, OSError):
+        named = os.environ.get("BOOTSEER_IMAGE", "")
+        if named and os.path.samefile(image, named):
+            image = named  # as the agent knows it
+        request = GetHotRanges(image, _AGENT_S)
+        bounds = control_client.ask(agent, request, HotRanges, _AGENT_S + 1).bounds
+        if not bounds:
+            return
+        root = _open_mount(mountpoint, before)
+        began_ns = time.time_ns()
+        try:
+            size_bytes = read_files(image, root, bounds)
+        finally:
+            os.close(root)
+        event = TellEvent("image.decompress", began_ns, time.time_ns(), bytes=size_bytes)
+        control_client.tell(agent, event)
+
+
+def _open_mount(mountpoint: str, before: int) -> int:
+    """Wait for a mount; returns a descriptor of its root folder.
+
+    Raises:
+        TimeoutError: nothing is mounted there.
+        OSError: it cannot be opened.
+    """
+    until = time.monotonic() + _MOUNT_S
+    while time.monotonic() < until:
+        root = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if os.fstat(root).st_dev != before:
+            return root
+        os.close(root)
+        time.sleep(_POLL_S)
+    raise TimeoutError(f"nothing is mounted at {mountpoint}")
+
+
+def read_files(image: str, root: int, bounds: list[int]) -> int:
+    """Read the files that ranges of an image belong to; returns the number of bytes.
+
+    The calling thread, and those that it starts, use processors only while these are idle.
+
+    Args:
+        image: path of the file.
+        root: descriptor of the root folder of its mount.
+        bounds: start and end of each range in turn, in the order to read them.
+
+    Raises:
+        OSError: the image cannot be read.
+    """
+    from bootseer._squashfs import ffi, lib
+
+    fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        opened = ffi.new("sq_image **")
+        check_result(lib.sq_open(fd, 0, opened))
+        try:
+            pairs = zip(bounds[::2], bounds[1::2], strict=False)
+            ranges = ffi.new("sq_range[]", list(pairs))
+            read = lib.sq_read_ahead(opened[0], root, ranges, len(ranges), _MOST_BYTES)
+            return int(check_result(read))
+        finally:
+            lib.sq_close(opened[0])
+    finally:
+        os.close(fd)

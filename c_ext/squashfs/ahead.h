@@ -1,0 +1,21 @@
+/* Read the hot files of a mounted image before a program does. */
+#ifndef BOOTSEER_SQUASHFS_AHEAD_H
+#define BOOTSEER_SQUASHFS_AHEAD_H
+
+#include "image.h"
+
+/* Bytes of an image. */
+typedef struct {
+    uint64_t start;
+    uint64_t stop;
+} sq_range;
+
+/* Read through a mount of an image what is stored in some ranges of it, in their order: then its
+ * content is in the page cache. Loads the image's tables. Uses processors that are idle only.
+ *
+ * `root` is the mount's root folder. Follows no links and no other mounts. Returns the number of
+ * bytes read, at most about `most_bytes`, or a negative errno. */
+int64_t sq_read_ahead(sq_image *image, int root, const sq_range *ranges, size_t count,
+                      uint64_t most_bytes);
+
+#endif

@@ -213,6 +213,12 @@ async def test_hot_ranges_are_told_once_they_are_prefetched(
     began = trio.current_time()
     assert await handle(agent, ask | {"path": "/images/b.sqsh"}, peer()) == HotRanges([])
     assert trio.current_time() - began == 5
+    for _ in range(9):
+        nursery.start_soon(handle, agent, ask | {"path": "/images/b.sqsh"}, peer())
+    await trio.testing.wait_all_tasks_blocked()
+    began = trio.current_time()
+    assert await handle(agent, ask | {"path": "/images/c.sqsh"}, peer()) == HotRanges([])
+    assert trio.current_time() == began, "enough wait"
     many = [ByteRange(2 * i, 2 * i + 1) for i in range(10_000)]
     image.note_prefetch(PrefetchBegun(many, [], 0))
     bounds = (await handle(agent, ask, peer())).bounds

@@ -71,6 +71,7 @@ from bootseer.agent.supervisor.peer_server import PeerServerProcess
 from bootseer.agent.supervisor.publish_recording import publish
 from bootseer.agent.supervisor.worker_process import Worker
 from bootseer.core.event import Event, from_json, one_line
+from bootseer.core.ranges import ByteRange
 from bootseer.core.warm_plan import is_file_path
 from bootseer.errors import BootseerError, Closed, ConfigError, Denied, Unavailable
 from bootseer.ipc.channel import unexpected
@@ -78,6 +79,8 @@ from bootseer.ipc.request_client import RequestClient
 
 _STATE_S = 1.0
 _LOOK_S = 0.1
+_MOST_LOOKING = 8
+"""That wait for an image's hot ranges: more would take the connections that others need."""
 _PUBLISH_S = 3.0
 """Minimum share of the epilog's time for the recording; the checkpoint gets the rest."""
 _KILL_S = 1.0
@@ -119,6 +122,7 @@ class Supervisor:
         self._nursery: trio.Nursery | None = None
         self._ready = trio.Event()
         self._ready_detail = ""
+        self._looking = 0
         self._finishing = False
         self._last_answer: Finished | None = None
         self._scope = trio.CancelScope()
@@ -302,9 +306,7 @@ class Supervisor:
                 self._steps.use(request.path, self._nursery)
                 return Done()
             case GetHotRanges():
-                with trio.move_on_after(request.timeout_s):
-                    return await self._hot_ranges(request.path)
-                return HotRanges([])
+                return await self._hot_ranges(request.path, request.timeout_s)
             case AnnounceImport():
                 self._keeping.announce(request.image, peer.connection(), self._nursery)
                 return Done()
@@ -314,14 +316,22 @@ class Supervisor:
                 kept = await self._keeping.keep(request.image, request.path, self._nursery)
                 return Kept(kept)
 
-    async def _hot_ranges(self, path: str) -> HotRanges:
+    async def _hot_ranges(self, path: str, timeout_s: float) -> HotRanges:
         """Wait until an image is prefetched; returns what of it."""
-        while True:
-            for image in self._images:
-                if image.file == path and image.is_prefetched:
-                    hot = image.prefetched[:MAX_HOT_RANGES]
-                    return HotRanges([bound for r in hot for bound in (r.start, r.stop)])
-            await trio.sleep(_LOOK_S)
+
+        def hot() -> list[ByteRange]:
+            of = (image for image in self._images if image.file == path and image.is_prefetched)
+            return next((image.prefetched for image in of), [])
+
+        if self._looking < _MOST_LOOKING:
+            self._looking += 1
+            try:
+                with trio.move_on_after(timeout_s):
+                    while not hot():
+                        await trio.sleep(_LOOK_S)
+            finally:
+                self._looking -= 1
+        return HotRanges([bound for r in hot()[:MAX_HOT_RANGES] for bound in (r.start, r.stop)])
 
     def _record_event(self, told: TellEvent, uid: int) -> Answer:
         event = from_json(

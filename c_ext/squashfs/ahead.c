@@ -112,7 +112,9 @@ static int find_files(ahead *self)
 {
     char *path = add(&self->paths, 1, 2, MOST_PATHS_BYTES);
     named *root = add(&self->folders, sizeof *root, 1, MOST_FILES);
-    int rc = path && root ? 0 : -ENOMEM;
+    uint32_t inodes = sq_inode_count(self->image);
+    uint8_t *seen = calloc((size_t)inodes / 8 + 1, 1); /* a bit for each */
+    int rc = path && root && seen ? 0 : -ENOMEM;
 
     if (rc == 0) {
         memcpy(path, ".", 2);
@@ -126,6 +128,11 @@ static int find_files(ahead *self)
         sq_entry entry;
 
         rc = sq_find_inode(self->image, of.ref, &folder);
+        if (rc == 0) { /* damaged folders may contain one another */
+            if (folder.number > inodes || seen[folder.number / 8] >> folder.number % 8 & 1)
+                continue;
+            seen[folder.number / 8] |= (uint8_t)(1U << folder.number % 8);
+        }
         if (rc == 0)
             rc = sq_open_list(self->image, &folder, &entries);
         while (rc == 0 && (rc = sq_next_entry(&entries, &entry)) == 0)
@@ -133,6 +140,7 @@ static int find_files(ahead *self)
         if (rc == -ENOENT)
             rc = 0;
     }
+    free(seen);
     return rc;
 }
 
@@ -295,8 +303,7 @@ int64_t sq_read_ahead(sq_image *image, int root, const sq_range *ranges, size_t 
                       uint64_t most_bytes)
 {
     ahead self = {.image = image, .root = root, .most_bytes = most_bytes};
-    const struct sched_param lowest = {0};
-    int rc = sched_setscheduler(0, SCHED_IDLE, &lowest) < 0 ? -errno : sq_load(image);
+    int rc = sq_load(image);
 
     if (rc == 0)
         rc = find_files(&self);

@@ -11,7 +11,7 @@ typedef struct {
 } sq_range;
 
 /* Read through a mount of an image what is stored in some ranges of it, in their order: then its
- * content is in the page cache. Loads the image's tables. Uses processors that are idle only.
+ * content is in the page cache. Loads the image's tables. Threads have the caller's priority.
  *
  * `root` is the mount's root folder. Follows no links and no other mounts. Returns the number of
  * bytes read, at most about `most_bytes`, or a negative errno. */

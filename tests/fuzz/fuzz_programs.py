@@ -99,7 +99,7 @@ def _steps() -> list[bytes]:
 
 
 TREE = ("c_ext/tree.c", "c_ext/tree_check.c", "c_ext/blocks.c")
-SQUASHFS = tuple(f"c_ext/squashfs/{name}.c" for name in ("image", "codec", "lzo", "cache"))
+SQUASHFS = tuple(f"c_ext/squashfs/{name}.c" for name in ("image", "codec", "lzo", "cache", "ahead"))
 
 PROGRAMS = {
     program.name: program

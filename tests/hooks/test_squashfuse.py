@@ -408,7 +408,7 @@ print(readahead.read_files(sys.argv[1], root, json.loads(sys.argv[3])))
 
 
 def read_ahead(image: Path, mountpoint: Path, bounds: Sequence[int]) -> int:
-    """Read ahead in a process of its own, as it gives up its priority; returns how many bytes."""
+    """Read ahead in a process of its own, as a program does; returns how many bytes."""
     argv = [sys.executable, "-P", "-c", READ_AHEAD, image, mountpoint, json.dumps(bounds)]
     done = subprocess.run(argv, check=True, timeout=WAIT_S, capture_output=True, text=True)
     return int(done.stdout)

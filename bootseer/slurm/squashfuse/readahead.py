@@ -49,9 +49,9 @@ def start(image: str, mountpoint: str) -> None:
 
 
 def _detach() -> None:
-    """Let go of what the runtime may wait for, and of the priority."""
+    """Let go of what the runtime may wait for, and of processors that others want."""
     os.setsid()
-    os.nice(19)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
@@ -107,8 +107,6 @@ def _open_mount(mountpoint: str, before: int) -> int:
 
 def read_files(image: str, root: int, bounds: list[int]) -> int:
     """Read the files that ranges of an image belong to; returns the number of bytes.
-
-    The calling thread, and those that it starts, use processors only while these are idle.
 
     Args:
         image: path of the file.

@@ -2,8 +2,10 @@
  *
  * Input: an image; or else, LZO's instructions.
  */
+#include "ahead.h"
 #include "cache.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -133,6 +135,24 @@ static void walk_image(walk *self)
     }
 }
 
+/* Find what is read ahead, in a folder that has none of it. */
+static void read_ahead(int fd, size_t size)
+{
+    static const char links[] = "/proc/self/ns"; /* which are not followed */
+    const sq_range ranges[] = {{size / 2, size}, {0, size}, {size, UINT64_MAX}};
+    int root = open(links, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    sq_image *image;
+
+    if (root < 0)
+        abort();
+    if (sq_open(fd, 0, &image) == 0) {
+        if (sq_read_ahead(image, root, ranges, sizeof ranges / sizeof *ranges, 1 << 20) > 0)
+            abort();
+        sq_close(image);
+    }
+    close(root);
+}
+
 static void unlzo(const uint8_t *data, size_t size)
 {
     /* Of their own length, so that no byte behind them is used. */
@@ -170,6 +190,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         free(self.stored);
         sq_close(self.image);
     }
+    read_ahead(fd, size);
     close(fd);
     return 0;
 }

@@ -98,6 +98,11 @@ class BlockFetch(Fetch):
     tasks: int = 0
     joined: list[tuple[range, JoinedRead]] = field(default_factory=list)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether a reader waits for it."""
+        return self.deadline < math.inf
+
 
 class BlockFetcher:
     """Fetches blocks, each once for all readers.
@@ -196,8 +201,8 @@ class BlockFetcher:
             return None
         if fetch.ended.is_set():
             return fetch
-        has_deadline = trio.current_time() < fetch.deadline < math.inf
-        return fetch if fetch.tasks and (has_deadline or not is_urgent) else None
+        is_in_time = fetch.is_awaited and trio.current_time() < fetch.deadline
+        return fetch if fetch.tasks and (is_in_time or not is_urgent) else None
 
     def join(self, fetch: BlockFetch, blocks: range, read: JoinedRead, *, is_urgent: bool) -> None:
         """Have a read answered with what a fetch brings.
@@ -335,17 +340,16 @@ class BlockFetcher:
         Raises:
             BootseerError: they cannot be read.
         """
-        has_room = self._keeping_bytes < _KEEPING_BYTES
         # What no reader waits for is compared with the manifest by the keeper alone.
-        if has_room and fetch.deadline == math.inf and self._cache.grows:
-            data = await read(checks=False)
-            if data is not None and (
-                await self._keep(blocks, data, is_checked=False)
-                or await self._is_good(blocks, data)
-            ):
+        has_room = self._keeping_bytes < _KEEPING_BYTES
+        is_checked = fetch.is_awaited or not (has_room and self._cache.grows)
+        data = await read(checks=is_checked)
+        if not is_checked and data is not None:
+            if not fetch.is_awaited and await self._keep(blocks, data, is_checked=False):
                 self._give(fetch, blocks, data)
                 return True
-        data = await read(checks=True)
+            if not await self._is_good(blocks, data):
+                data = await read(checks=True)
         if data is None:
             return False
         self._give(fetch, blocks, data)

@@ -592,6 +592,24 @@ async def test_what_is_read_ahead_is_compared_once(store, job_of, monkeypatch):
         assert blocks.stats.fetches == 1
 
 
+async def test_who_comes_while_it_is_read_ahead_does_not_wait_for_the_disk(store, job_of):
+    job = job_of(SlowStore(store, 0.3))
+    async with keeper_link(job.entry) as link:
+        keeper = SlowKeeper(link)
+        node = NodeCache(job.cached, keeper, job.said.append)
+        async with (
+            readable(job.store, DIGEST, MANIFEST, node) as blocks,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(partial(blocks.read, 0, 4 * BLOCK, is_urgent=False))
+            while not keeper.asked:
+                await trio.sleep(0.01)
+            with trio.fail_after(20):
+                assert await blocks.read(0, BLOCK) == content(0, BLOCK)
+            assert job.cached.missing(range(4)) == [0, 1, 2, 3]
+            keeper.may_keep.set()
+
+
 async def test_a_damaged_block_that_is_read_ahead_is_an_error_and_no_loss_of_the_cache(
     store, job_of
 ):

@@ -188,7 +188,8 @@ static int find_parts(ahead *self)
                          .index = inode.block_count};
         }
     }
-    qsort(self->parts.items, self->parts.count, sizeof(part), by_place);
+    if (self->parts.count > 0)
+        qsort(self->parts.items, self->parts.count, sizeof(part), by_place);
     return 0;
 }
 
@@ -209,12 +210,60 @@ static size_t first_part(const ahead *self, uint64_t at)
     return low;
 }
 
-/* Put the parts that ranges touch in the order of the ranges. */
+static int by_start(const void *one, const void *other)
+{
+    uint64_t a = ((const sq_range *)one)->start, b = ((const sq_range *)other)->start;
+
+    return a < b ? -1 : a > b;
+}
+
+/* Return the same ranges sorted, those that meet joined, and set their number; NULL without
+ * memory. */
+static sq_range *join_ranges(const sq_range *ranges, size_t count, size_t *joined)
+{
+    sq_range *all = malloc((count + 1) * sizeof *all);
+
+    *joined = 0;
+    if (all == NULL)
+        return NULL;
+    memcpy(all, ranges, count * sizeof *all);
+    qsort(all, count, sizeof *all, by_start);
+    for (size_t i = 0; i < count; i++) {
+        sq_range *last = *joined > 0 ? &all[*joined - 1] : NULL;
+
+        if (last == NULL || all[i].start > last->stop)
+            all[(*joined)++] = all[i];
+        else if (all[i].stop > last->stop)
+            last->stop = all[i].stop;
+    }
+    return all;
+}
+
+static int is_within(const part *one, const sq_range *joined, size_t count)
+{
+    size_t low = 0, high = count; /* the first range that ends behind the part's beginning */
+
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+
+        if (joined[middle].stop <= one->at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < count && joined[low].start <= one->at &&
+           joined[low].stop - one->at >= one->stored_bytes;
+}
+
+/* Put the parts that are stored in ranges, wholly, in the order of the ranges. */
 static int order_parts(ahead *self, const sq_range *ranges, size_t count)
 {
     part *parts = self->parts.items;
+    size_t joined_count;
+    sq_range *joined = join_ranges(ranges, count, &joined_count);
+    int rc = joined ? 0 : -ENOMEM;
 
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; rc == 0 && i < count; i++) {
         const sq_range *range = &ranges[i];
         uint64_t before = range->start > SQ_MAX_BLOCK_BYTES ? range->start - SQ_MAX_BLOCK_BYTES : 0;
 
@@ -224,16 +273,19 @@ static int order_parts(ahead *self, const sq_range *ranges, size_t count)
             if (parts[at].at >= range->stop)
                 break;
             if (parts[at].at + parts[at].stored_bytes <= range->start || parts[at].is_taken ||
-                parts[at].stored_bytes == 0)
+                parts[at].stored_bytes == 0 || !is_within(&parts[at], joined, joined_count))
                 continue;
             to = add(&self->order, sizeof *to, 1, MOST_BLOCKS);
-            if (to == NULL)
-                return -ENOMEM;
+            if (to == NULL) {
+                rc = -ENOMEM;
+                break;
+            }
             *to = (uint32_t)at;
             parts[at].is_taken = 1;
         }
     }
-    return 0;
+    free(joined);
+    return rc;
 }
 
 static int open_below(const ahead *self, const char *path)

@@ -10,8 +10,9 @@ typedef struct {
     uint64_t stop;
 } sq_range;
 
-/* Read through a mount of an image what is stored in some ranges of it, in their order: then its
- * content is in the page cache. Loads the image's tables. Threads have the caller's priority.
+/* Read through a mount of an image the blocks that are stored in some ranges of it, in their order:
+ * then their content is in the page cache. A block that only begins or ends there was not read, but
+ * lies behind one that was. Loads the image's tables. Threads have the caller's priority.
  *
  * `root` is the mount's root folder. Follows no links and no other mounts. Returns the number of
  * bytes read, at most about `most_bytes`, or a negative errno. */

@@ -443,12 +443,16 @@ def test_the_blocks_of_hot_ranges_are_read_ahead_once(simple: Path, tmp_path: Pa
     places = stored(simple)
     one, two = places["one"], places["deep/two"]
     with mounted(simple, tmp_path) as mountpoint:
-        assert read_ahead(simple, mountpoint, [two[1][0], two[1][0] + 1]) == 4096
-        twice = [one[0][0], one[2][1], one[1][0], one[1][1], two[4][1] - 1, two[4][1]]
+        assert read_ahead(simple, mountpoint, [two[1][0], two[1][1] + 100]) == 4096
+        assert read_ahead(simple, mountpoint, [two[1][0] + 1, two[2][1] - 1]) == 0
+        middle = two[1][0] + 100
+        halves = [middle, two[1][1], two[1][0], middle]
+        assert read_ahead(simple, mountpoint, halves) == 4096
+        twice = [one[0][0], one[2][1], one[1][0], one[1][1], two[4][0], two[4][1]]
         assert read_ahead(simple, mountpoint, twice) == 4 * 4096
         behind = max(part[1] for parts in places.values() for part in parts)
-        assert read_ahead(simple, mountpoint, [behind, behind + 1]) == 400, "a block of four files"
         size = simple.stat().st_size
+        assert read_ahead(simple, mountpoint, [behind, size]) == 400, "a block of four files"
         everything = 15 * 4096 + 400
         assert read_ahead(simple, mountpoint, [0, size]) == everything
         assert read_ahead(simple, mountpoint, [size, 1 << 62, 5, 3]) == 0

@@ -79,6 +79,9 @@ bench-env: venv ## measure an environment on all nodes of a job, in every mode
 bench-harm: venv ## measure starts that BootSeer could slow down, with and without it
 	@$(BIN)/bootseer dev bench-harm $(ARGS)
 
+race: venv ## race a job's start: today's, the best by hand, BootSeer's; ARGS=--small for a try
+	@$(BIN)/bootseer dev race $(ARGS)
+
 fsx: venv ## run random operations on a checkpoint mount for ten minutes
 	@$(BIN)/bootseer dev fsx $(ARGS)
 
@@ -124,7 +127,7 @@ fmt: venv ## format Python and C
 clean: ## remove everything built, including images and the virtual environment
 	@rm -rf build dev/build $(VENV) *.egg-info dev/*.egg-info
 
-.PHONY: help deps venv test test-quick test-slurm root packages test-packages demo demo-hdfs bench bench-ckpt bench-image bench-scale bench-env bench-harm fsx faults attacks simulate fuzz mutate test-torch docs check lint types contracts fmt clean
+.PHONY: help deps venv test test-quick test-slurm root packages test-packages demo demo-hdfs bench bench-ckpt bench-image bench-scale bench-env bench-harm race fsx faults attacks simulate fuzz mutate test-torch docs check lint types contracts fmt clean
 .DELETE_ON_ERROR:
 
 $(BIN)/pip: | deps

@@ -225,6 +225,33 @@ def bench_ckpt(size: str, rounds: int, build_dir: Path) -> None:
 
 
 @dev.command()
+@click.option("--rounds", default=5, show_default=True, help="How often each contestant starts.")
+@click.option("--small", is_flag=True, help="Small data, two nodes: minutes instead of hours.")
+@click.option(
+    "--alone/--no-alone",
+    default=True,
+    show_default=True,
+    help="With each technique of BootSeer's by itself, too.",
+)
+@common.build_dir("For images, wheels, Hadoop's jars and the figures.")
+def race(rounds: int, small: bool, alone: bool, build_dir: Path) -> None:
+    """Race a job's start: today's, the best by hand, and BootSeer's.
+
+    It needs root, and 40 GB of disk unless it is small.
+
+    \b
+    Examples:
+      bootseer dev race --rounds 1 --small
+      bootseer dev race --no-alone
+    """
+    from bootseer.cli.terminal.console import console
+    from bootseer_dev.race.material import RaceSpec
+    from bootseer_dev.race.race import run_race
+
+    run_race(RaceSpec(rounds, small, alone, build_dir.absolute()), console())
+
+
+@dev.command()
 @click.option("--seed", type=int, help="Of the first round.  [by chance]")
 @click.option("--minutes", default=10.0, show_default=True, help="For how long.")
 @click.option("--rounds", type=click.IntRange(1), help="So many at most.  [as there is time for]")

@@ -55,11 +55,11 @@ def make_wheelhouse(folder: Path, say: Say) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     say("fetching PyTorch, 0.5 GB")
-    _pip_download(folder, "--no-deps", TORCH)
+    download_wheels(folder, "--no-deps", TORCH)
     [torch] = folder.glob(f"{TORCH}-*.whl")
     needs = [need for need in requirements(torch) if need.marker is None or need.marker.evaluate()]
     say("fetching transformers, numpy and what all of them need")
-    _pip_download(folder, *OTHERS, *(str(n) for n in needs if not _CUDA_WHEEL.match(n.name)))
+    download_wheels(folder, *OTHERS, *(str(n) for n in needs if not _CUDA_WHEEL.match(n.name)))
     say("making stand-ins for CUDA")
     for need in needs:
         if _CUDA_WHEEL.match(need.name):
@@ -138,7 +138,12 @@ def _record_digest(data: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
-def _pip_download(folder: Path, *what: str) -> None:
+def download_wheels(folder: Path, *what: str) -> None:
+    """Have pip put wheels into a folder; `what` is what pip's download is told.
+
+    Raises:
+        Unavailable: they cannot be had.
+    """
     argv = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "download"]
     done = subprocess.run(
         [*argv, "--only-binary=:all:", "-d", str(folder), *what], capture_output=True, text=True

@@ -8,15 +8,16 @@ import pytest
 from bootseer_dev.race import report
 from bootseer_dev.race.contestants import (
     FLOOR,
-    PHASES,
     Places,
     contestants,
     on_local_copies,
-    script,
 )
 from bootseer_dev.race.fetch_shard import segments
-from bootseer_dev.race.material import RaceSpec, small_package
+from bootseer_dev.race.job import PHASES, script
+from bootseer_dev.race.material import small_package
+from bootseer_dev.race.processors import Ticks
 from bootseer_dev.race.report import Start, phases
+from bootseer_dev.race.spec import RaceSpec
 from bootseer_dev.race.storage import server_commands, switch_commands
 from rich.console import Console
 
@@ -70,7 +71,7 @@ def test_phases_are_of_the_node_that_was_ready_last_and_add_up():
     }
     found = phases(marks, 9 * second)
     assert list(found) == list(PHASES)
-    assert found["submitted"] == 3 and found["image"] == 2
+    assert found["submit"] == 3 and found["image"] == 2
     assert sum(found.values()) == 12 + 2 * (len(PHASES) - 1) - 9
 
 
@@ -109,7 +110,7 @@ def test_only_bootseers_parts_are_given_its_options():
         *("only_image", "only_environment", "only_checkpoint"),
     }
     only = by_name["only_image"]
-    assert only.options == ("--bootseer-image=bootseer://race:v1",)
+    assert only.options == ["--bootseer=only_image", "--bootseer-image=bootseer://race:v1"]
     assert only.environment == by_name["today"].environment
     assert by_name["bootseer_cold"] == replace(
         by_name["bootseer_warm"],
@@ -162,3 +163,7 @@ def test_small_package_can_be_imported(tmp_path, monkeypatch):
 
 def test_sizes_of_a_race():
     assert RaceSpec().shard_bytes == 8 * RaceSpec(is_small=True).shard_bytes == 512 * 2**20
+
+
+def test_processors_are_idle_while_they_wait_for_a_disk():
+    assert Ticks.parse("cpu  100 10 50 700 40 1 2 3 9 9\ncpu0 1 2 3") == (166, 906)

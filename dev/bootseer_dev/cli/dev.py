@@ -245,8 +245,8 @@ def race(rounds: int, small: bool, alone: bool, build_dir: Path) -> None:
       bootseer dev race --no-alone
     """
     from bootseer.cli.terminal.console import console
-    from bootseer_dev.race.material import RaceSpec
     from bootseer_dev.race.race import run_race
+    from bootseer_dev.race.spec import RaceSpec
 
     run_race(RaceSpec(rounds, small, alone, build_dir.absolute()), console())
 

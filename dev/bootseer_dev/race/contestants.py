@@ -1,4 +1,4 @@
-"""Who takes part in the race, and the job's script of each.
+"""Who takes part in the race.
 
 A start has three parts: image, environment and checkpoint. A contestant is a way for each part;
 the rest of the job is the same for all.
@@ -30,22 +30,9 @@ from bootseer_dev.race.storage import SHARE
 LOCAL = "/local/race"
 """Folder of each node for the job's copies; new for each start."""
 TARGET = f"{LOCAL}/env"
-OVER = "/shared/race-over"
-"""The job stays until this file is there, as a training goes on after its first step."""
 KEY = "race"
 FLOOR = "local_memory"
-PHASES = (
-    "submitted",
-    "image",
-    "environment",
-    "shard",
-    "copies",
-    "container",
-    "imports",
-    "checkpoint",
-    "step",
-)
-"""Parts of a start, in order, each by the mark at its end."""
+USES_BOOTSEER = "--bootseer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +75,19 @@ class Contestant:
     @property
     def key(self) -> str:
         """The key of its warm plan; empty without BootSeer."""
-        return (self.name if self.is_alone else KEY) if any(self.options) else ""
+        ways = (self.image, self.environment, self.checkpoint)
+        if not any(way.option for way in ways):
+            return ""
+        return self.name if self.is_alone else KEY
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """What its srun is given of BootSeer's options, without the key."""
-        found = [way.option for way in (self.image, self.environment, self.checkpoint)]
-        return tuple(option for option in found if option)
+    def options(self) -> list[str]:
+        """BootSeer's options for its srun."""
+        if not self.key:
+            return []
+        ways = (self.image, self.environment, self.checkpoint)
+        named = {way.option for way in ways} - {"", USES_BOOTSEER}
+        return [f"{USES_BOOTSEER}={self.key}", *sorted(named)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +156,7 @@ def contestants(places: Places, *, alone: bool = True) -> list[Contestant]:
         Way('IMAGE="${BOOTSEER_IMAGE:?}"', f"--bootseer-image=bootseer://{places.image}"),
         Way(
             f"{site.bootseer()} env run -q --target {TARGET} -- {pip}; ENVIRONMENT={TARGET}",
-            "--bootseer",
+            USES_BOOTSEER,
         ),
         Way('CHECKPOINT="${BOOTSEER_CKPT:?}/rank_%r.pt"', f"--bootseer-ckpt={places.striped}:ro"),
     )
@@ -214,30 +207,3 @@ def _parallel_copy(name: str, streams: int = 4) -> str:
         '  WAIT="$WAIT $!"\n'
         "done"
     )
-
-
-def script(contestant: Contestant, places: Places) -> str:
-    """Return the job's script."""
-    container = (
-        f'ch-run --set-env -m {places.containers} -b "$ENVIRONMENT:/srv" '
-        '-b "$(dirname "$CHECKPOINT"):/mnt" -b /shared/race:/media "$IMAGE" -- '
-        'python3 /media/train.py "/mnt/$(basename "$CHECKPOINT")" '
-    )
-    lines = [
-        "#!/bin/sh -e",
-        'mark() { echo "mark $1 $SLURMD_NODENAME $(date +%s%N)"; }',
-        f"mkdir -p {LOCAL}",
-        "mark submitted",
-        contestant.image.command,
-        "mark image",
-        contestant.environment.command,
-        "mark environment",
-        contestant.checkpoint.command,
-        "mark shard",
-        'for copy in $WAIT; do wait "$copy"; done',
-        "mark copies",
-        f"PYTHONPATH=/srv {container}{' '.join(places.modules)}",
-        f'[ -z "$BOOTSEER_SOCKET" ] || {site.bootseer()} mark first-step',
-        f"while [ ! -e {OVER} ]; do sleep 0.1; done",
-    ]
-    return "\n".join(lines) + "\n"

@@ -12,20 +12,18 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from bootseer.errors import Unavailable
-from bootseer.units import GIB, MIB, format_size
+from bootseer.units import format_size
 from bootseer_dev.cluster import Cluster
 from bootseer_dev.jobs import site
 from bootseer_dev.material.images import (
-    DebianImage,
     Say,
     cached_image,
     ch_run,
-    demo_image,
     squash,
 )
 from bootseer_dev.material.wheels import download_wheels, write_index, write_wheel
 from bootseer_dev.race import program
+from bootseer_dev.race.spec import SMALL_PACKAGE, RaceSpec
 from bootseer_dev.race.storage import ADDRESS, INDEX_PORT
 
 USER = "alice"
@@ -33,74 +31,9 @@ IMAGE = "race:v1"
 INDEX = f"http://{ADDRESS}:{INDEX_PORT}/simple"
 PLAIN, STRIPED = f"/user/{USER}/plain", f"/user/{USER}/run42"
 TOOLS = "/shared/tools"
-_LAYER_MIB = 64
-_PACKAGES = (
-    *("transformers", "datasets", "scikit-learn", "polars", "opencv-python-headless", "numba"),
-    "matplotlib",
-)
-_MODULES = ("transformers", "pyarrow.parquet", "pandas", "scipy.optimize", "sklearn.linear_model")
-_SMALL = "race-package"
 _SMALL_FILES = 240
 _SMALL_FILE_BYTES = 256 * 1024
 """Of data, beside as many modules, half of which a job imports."""
-
-
-@dataclass(frozen=True, slots=True)
-class RaceSpec:
-    """What is raced.
-
-    Attributes:
-        rounds: how often each contestant starts.
-        is_small: for a try: the demo's image without PyTorch, a made-up package of 64 MB, shards
-            of 64 MiB and two nodes.
-        alone: with each of BootSeer's techniques alone, too.
-        build_dir: for images, wheels, Hadoop's jars and the figures.
-    """
-
-    rounds: int = 5
-    is_small: bool = False
-    alone: bool = True
-    build_dir: Path = Path("build")
-
-    @property
-    def nodes(self) -> int:
-        """Compute nodes, each with a task."""
-        return 2 if self.is_small else 4
-
-    @property
-    def recipe(self) -> DebianImage:
-        """The image."""
-        return demo_image(torch=not self.is_small)
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """What pip is asked for."""
-        return (_SMALL,) if self.is_small else _PACKAGES
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """What the job imports of the environment."""
-        return ("race_package",) if self.is_small else _MODULES
-
-    @property
-    def image_bytes(self) -> int:
-        """About how large the image is."""
-        return (1 if self.is_small else 3) * GIB
-
-    @property
-    def environment_bytes(self) -> int:
-        """About how large the environment is."""
-        return (64 if self.is_small else 1024) * MIB
-
-    @property
-    def shard_bytes(self) -> int:
-        """Length of each node's part of the checkpoint."""
-        return self.layers * _LAYER_MIB * MIB
-
-    @property
-    def layers(self) -> int:
-        """Of the model that the job trains."""
-        return 1 if self.is_small else 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +62,6 @@ class Material:
     def pip(self) -> str:
         """The command that installs the environment, without a target."""
         return f"{TOOLS}/bin/pip install -q --no-cache-dir {' '.join(self.spec.packages)}"
-
-    def wanted_bytes(self, copies: int) -> int:
-        """Return about how much disk the race needs, with so many copies of each file in HDFS."""
-        per_node = self.spec.image_bytes + self.spec.environment_bytes + self.spec.shard_bytes
-        checkpoint = self.spec.nodes * self.spec.shard_bytes
-        in_hdfs = copies * (self.spec.image_bytes + self.spec.environment_bytes + 2 * checkpoint)
-        return in_hdfs + self.spec.nodes * per_node + checkpoint + 3 * self.spec.environment_bytes
 
     def put_files(self, say: Say) -> None:
         """Put image and wheels where they are served, and the image where it is local."""
@@ -215,7 +141,7 @@ def make_wheels(folder: Path, spec: RaceSpec, say: Say) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     if spec.is_small:
-        write_wheel(folder, Requirement(f"{_SMALL}==1"), small_package())
+        write_wheel(folder, Requirement(f"{SMALL_PACKAGE}==1"), small_package())
     else:
         say(f"fetching {', '.join(spec.packages)} and what they need")
         for_image = ("--python-version", spec.recipe.python)
@@ -242,17 +168,3 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-
-
-def require_space(folder: Path, wanted_bytes: int) -> None:
-    """Refuse to begin what would fill the disk.
-
-    Raises:
-        Unavailable: there is less space.
-    """
-    free = shutil.disk_usage(folder).free
-    if free < wanted_bytes:
-        raise Unavailable(
-            f"the race needs {format_size(wanted_bytes)} in {folder}, which has "
-            f"{format_size(free)} free; try --small"
-        )

@@ -36,7 +36,7 @@ TRAIN_TORCH = f"""{_FIRST_LINES}
 import torch
 {_WAIT}
 weights = torch.load(path, map_location="cpu", weights_only=True)
-mark("checkpoint")
+mark("load")
 layers = [torch.nn.Parameter(weight) for weight in weights.values()]
 optimizer = torch.optim.SGD(layers, lr=1e-3)
 x = torch.ones(4, layers[0].shape[0])
@@ -66,7 +66,7 @@ import scipy.optimize
 import sklearn.linear_model
 {_WAIT}
 weights = np.load(path)
-mark("checkpoint")
+mark("load")
 x = np.ones(weights.shape[1], dtype=weights.dtype)
 for layer in weights:
     error = np.tanh(x @ layer)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,13 +14,14 @@ from pathlib import Path
 from rich.console import Console
 
 from bootseer.errors import Unavailable
+from bootseer.units import format_size
 from bootseer_dev.cluster import Cluster, ClusterSpec
 from bootseer_dev.cluster.poll import wait_until
-from bootseer_dev.hdfs import Hdfs, HdfsSettings, hadoop_jars
+from bootseer_dev.hdfs import Hdfs, HdfsSettings, hadoop_jars, java
 from bootseer_dev.jobs import site
 from bootseer_dev.jobs.lab import Lab
 from bootseer_dev.race import contestants as field
-from bootseer_dev.race import report
+from bootseer_dev.race import job, processors, report
 from bootseer_dev.race.contestants import Contestant, Places
 from bootseer_dev.race.material import (
     IMAGE,
@@ -27,21 +30,22 @@ from bootseer_dev.race.material import (
     STRIPED,
     USER,
     Material,
-    RaceSpec,
-    require_space,
 )
 from bootseer_dev.race.report import Start, phases
+from bootseer_dev.race.spec import COPIES, DATANODES, NODE_MBIT, STORE_MBIT, RaceSpec
 from bootseer_dev.race.storage import ADDRESS, Storage, storage
 
-STORE_MBIT = 800
-NODE_MBIT = 400
-DATANODES = 4
-_COPIES = 2
 _MARK = re.compile(r"^mark (\S+) (\S+) (\d+)$")
 _CACHE = "/var/cache/bootseer/images"
 _JOB_MINUTES = 30
 _TRAINING_S = 20.0
 """How long a job of BootSeer's goes on after its first step: its agents store what they know."""
+_VARIABLES = {
+    "PIP_INDEX_URL": INDEX,
+    "PIP_TRUSTED_HOST": ADDRESS,
+    "HADOOP_CONF_DIR": java.CONF_DIR,
+}
+"""Of the job."""
 
 
 class Race:
@@ -58,6 +62,7 @@ class Race:
         self._console = console
         self._lab = Lab(cluster, cluster.shared)
         self._material = Material(cluster, spec)
+        self._warm_job = 0
         self.places = Places(
             pip=self._material.pip,
             hadoop_cat=shlex.join(hdfs.fs_command("-cat")),
@@ -80,51 +85,33 @@ class Race:
     def start(self, contestant: Contestant) -> Start:
         """Run the job once, on nodes that have nothing unless the contestant says otherwise."""
         self._reset(contestant)
-        process_env = {
-            "PIP_INDEX_URL": INDEX,
-            "PIP_TRUSTED_HOST": ADDRESS,
-            "HADOOP_CONF_DIR": "/etc/hadoop",
-        }
-        script = self._cluster.shared / "race" / f"{contestant.name}.sh"
-        script.write_text(field.script(contestant, self.places))
-        script.chmod(0o755)
-        over = self._cluster.state_dir / field.OVER.lstrip("/")
+        if busy := processors.wait_for_quiet():
+            self._console.print(f"  [yellow]others keep the processors {busy:.0%} busy[/]")
+        over = self._cluster.state_dir / job.OVER.lstrip("/")
         over.unlink(missing_ok=True)
-        argv = ["srun", f"-N{self._spec.nodes}", "--ntasks-per-node=1", f"-t{_JOB_MINUTES}"]
-        argv += [
-            "-J",
-            contestant.key or "plain",
-            *_options(contestant),
-            f"/shared/race/{script.name}",
-        ]
         log = self._cluster.state_dir / f"{contestant.name}.log"
-        sent_before, ticks_before = self._storage.sent_bytes(), _processor_ticks()
+        sent_bytes, ticks = self._storage.sent_bytes(), processors.Ticks.now()
         began_ns = time.time_ns()
         with log.open("w") as errors:
-            process = self._cluster.popen(argv, user=USER, env=process_env, stderr=errors)
-            marks: dict[str, dict[str, int]] = {}
-            assert process.stdout is not None
-            for line in process.stdout:
-                if match := _MARK.match(line.strip()):
-                    marks.setdefault(match[2], {})[match[1]] = int(match[3])
-                if (
-                    sum(field.PHASES[-1] in of_node for of_node in marks.values())
-                    == self._spec.nodes
-                ):
-                    break
-            sent = self._storage.sent_bytes() - sent_before
-            share = _share_since(ticks_before)
-            if contestant.key and len(marks) == self._spec.nodes:
+            running = self._cluster.popen(
+                self._command(contestant), user=USER, env=_VARIABLES, stderr=errors
+            )
+            marks = self._marks_until_ready(running)
+            sent_bytes = self._storage.sent_bytes() - sent_bytes
+            share = ticks.share_since()
+            if contestant.key and running.poll() is None:
                 self._let_it_train(contestant)
             over.touch()
-            process.communicate()
-        if process.returncode:
+            running.communicate()
+        if running.returncode:
             raise Unavailable(f"{contestant.name} did not start:\n{log.read_text()[-2000:]}")
-        job = self._lab.newest_job()
-        self._cluster.wait_for_job(job)
+        job_id = self._lab.newest_job()
+        self._cluster.wait_for_job(job_id)
         if contestant.key:
-            self._tell_fallbacks(job)
-        return Start(phases(marks, began_ns), sent, share)
+            self._tell_fallbacks(job_id)
+        if contestant.name == report.WARM:
+            self._warm_job = job_id
+        return Start(phases(marks, began_ns), sent_bytes, share)
 
     def record_alone(self) -> None:
         """Let each of BootSeer's techniques alone see the job once."""
@@ -132,6 +119,31 @@ class Race:
             if contestant.is_alone:
                 self._console.print(f"recording for: {contestant.what}")
                 self.start(field.on_local_copies(contestant, self.places))
+
+    def show_report(self) -> None:
+        """Print what BootSeer reports of its last warm start."""
+        self._configure("bootseer")
+        argv = [site.bootseer(), "report", str(self._warm_job), "--alone"]
+        print(self._cluster.run(argv, user=USER, env={"COLUMNS": "150"}).stdout)
+
+    def _command(self, contestant: Contestant) -> list[str]:
+        """Write the job's script; returns the command that submits it."""
+        script = self._cluster.shared / "race" / f"{contestant.name}.sh"
+        script.write_text(job.script(contestant, self.places))
+        script.chmod(0o755)
+        srun = ["srun", f"-N{self._spec.nodes}", "--ntasks-per-node=1", f"-t{_JOB_MINUTES}"]
+        return [*srun, *contestant.options, f"/shared/race/{script.name}"]
+
+    def _marks_until_ready(self, running: subprocess.Popen[str]) -> dict[str, dict[str, int]]:
+        """Return when each node ended each part, by node, once all have made their first step."""
+        marks: dict[str, dict[str, int]] = {node: {} for node in self._cluster.node_names}
+        assert running.stdout is not None
+        for line in running.stdout:
+            if match := _MARK.match(line.strip()):
+                marks[match[2]][match[1]] = int(match[3])
+            if all(job.PHASES[-1] in of_node for of_node in marks.values()):
+                break
+        return marks
 
     def _reset(self, contestant: Contestant) -> None:
         for node in self._cluster.node_names:
@@ -148,6 +160,7 @@ class Race:
         (self._cluster.etc_bootseer / "bootseer.toml").write_text(
             f'[store]\nurl = "{home}/.{store}"\n'
             f'[image]\nstore_url = "{self._hdfs.url}/user/{USER}/images"\n'
+            "[cache]\nfree_share = 0.0\n"  # all nodes have one disk, which DataNodes fill, too
         )
 
     def _let_it_train(self, contestant: Contestant) -> None:
@@ -169,25 +182,6 @@ class Race:
                     self._console.print(said, markup=False)
 
 
-def _options(contestant: Contestant) -> list[str]:
-    if not contestant.key:
-        return []
-    named = [option for option in contestant.options if option != "--bootseer"]
-    return [f"--bootseer={contestant.key}", *named]
-
-
-def _processor_ticks() -> tuple[int, int]:
-    """Return the ticks that all processors have been busy, and all there were."""
-    ticks = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    idle = ticks[3] + ticks[4]
-    return sum(ticks) - idle, sum(ticks)
-
-
-def _share_since(before: tuple[int, int]) -> float:
-    busy, every = _processor_ticks()
-    return (busy - before[0]) / max(1, every - before[1])
-
-
 def run_race(spec: RaceSpec, console: Console) -> None:
     """Run the race; print a table and write race.json, race.md and race.svg in BUILD_DIR.
 
@@ -205,9 +199,9 @@ def run_race(spec: RaceSpec, console: Console) -> None:
     starts: dict[str, list[Start]] = {}
     with Cluster.up(machines) as cluster:
         material = Material(cluster, spec)
-        require_space(cluster.state_dir, material.wanted_bytes(_COPIES))
+        _require_space(cluster.state_dir, spec.disk_bytes)
         material.put_files(console.print)
-        hdfs = Hdfs.start(cluster, jars, HdfsSettings(replication=_COPIES))
+        hdfs = Hdfs.start(cluster, jars, HdfsSettings(replication=COPIES))
         with storage(cluster, material.share, STORE_MBIT) as built:
             site.install(cluster, console.print)
             race = Race(cluster, hdfs, built, spec, console)
@@ -221,5 +215,20 @@ def run_race(spec: RaceSpec, console: Console) -> None:
                     start = race.start(contestant)
                     starts.setdefault(contestant.name, []).append(start)
                     console.print(report.line(contestant.what, start))
+            race.show_report()
     whats = {contestant.name: contestant.what for contestant in contestants}
     report.write(spec.build_dir, whats, starts, STORE_MBIT * 1e6 / 8, console)
+
+
+def _require_space(folder: Path, wanted_bytes: int) -> None:
+    """Refuse to begin what would fill the disk.
+
+    Raises:
+        Unavailable: there is less space.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < wanted_bytes:
+        raise Unavailable(
+            f"the race needs {format_size(wanted_bytes)} in {folder}, which has "
+            f"{format_size(free)} free; try --small"
+        )

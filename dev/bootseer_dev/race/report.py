@@ -12,7 +12,8 @@ from rich.console import Console
 from bootseer.units import NS_PER_S, format_duration, format_size
 from bootseer_dev.bench import figures
 from bootseer_dev.bench.figures import Figure
-from bootseer_dev.race.contestants import FLOOR, PHASES
+from bootseer_dev.race.contestants import FLOOR
+from bootseer_dev.race.job import PHASES
 
 BY_HAND = "by_hand_"
 TODAY, COLD, WARM = "today", "bootseer_cold", "bootseer_warm"
@@ -184,7 +185,7 @@ def plot(path: Path, whats: Mapping[str, str], starts: Starts) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, max(left) * 1.1)
     axes.set_xlabel("seconds from srun to the end of the first step on the slowest node")
-    axes.legend(ncols=len(PHASES), fontsize="small", loc="upper center", bbox_to_anchor=(0.3, -0.1))
+    picture.legend(ncols=len(PHASES), fontsize="small", loc="outside lower center", frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     picture.savefig(path, metadata={"Date": None})

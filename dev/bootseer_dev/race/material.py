@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 
 from bootseer.units import format_size
 from bootseer_dev.cluster import Cluster
+from bootseer_dev.cluster.spec import HEAD
 from bootseer_dev.jobs import site
 from bootseer_dev.material.images import (
     Say,
@@ -125,8 +126,12 @@ class Material:
         folder.rmdir()
 
     def put_image(self, say: Say) -> None:
-        """Put the image into BootSeer's store."""
-        path = str(self.local / "image.sqsh")
+        """Put the image into BootSeer's store, from a file that the head alone has.
+
+        BootSeer serves an image from the file that it was imported from, if a node has that.
+        """
+        path = "/local/image.sqsh"
+        _link(str(self.local / "image.sqsh"), f"{self.cluster.state_dir}/machines/{HEAD}{path}")
         say(self._run([site.bootseer(), "image", "import", path, "--name", IMAGE]).strip())
 
     def _run(

@@ -61,6 +61,9 @@ def test_nobody_else_can_reach_the_tree(lab, listed):
         look = ["ls", tree]
         assert "data" in lab.cluster.run(look, user="alice", node="n1").stdout
         assert lab.cluster.run(look, user="mallory", node="n1", check=False).returncode != 0
+        names = set(lab.cluster.run(["ps", "-eo", "comm="], node="n1").stdout.split())
+        roles = {"bs-supervisor", "bs-serve_image", "bs-warm_up"}
+        assert roles <= names, "not those of their parents"
     finally:
         lab.end(job_id, running)
     lab.assert_clean()

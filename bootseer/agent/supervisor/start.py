@@ -11,7 +11,7 @@ from bootseer import config as settings
 from bootseer.agent.broker.supervisor_start import SupervisorStart
 from bootseer.agent.messages import lender as lender_messages
 from bootseer.agent.messages.broker import FORKED, VERBS, Role
-from bootseer.agent.node import log
+from bootseer.agent.node import log, role_name
 from bootseer.agent.node.privileges import Confinement, confine, limit_changes
 from bootseer.agent.node.spawn import leave, reset_priority
 from bootseer.agent.supervisor import spool
@@ -33,6 +33,7 @@ def begin(start: SupervisorStart) -> None:
     Args:
         start: the job's state, from the broker.
     """
+    role_name.show("supervisor")
     config, control = settings.load(), start.control
     log.set_up(is_debugging=config.node.debug_log)
     has_peers = start.job.has_peers(config.peers.min_nodes)

@@ -22,7 +22,7 @@ from bootseer.agent.messages.worker import (
     WorkerEnd,
     worker_end,
 )
-from bootseer.agent.node import log
+from bootseer.agent.node import log, role_name
 from bootseer.agent.node.job import Job
 from bootseer.agent.node.privileges import Confinement, confine, confine_system_calls
 from bootseer.agent.node.spawn import CHANNEL_FD, CONNECTION_FD, leave, reset_priority
@@ -170,6 +170,7 @@ def serve(
         agent: process id of the agent.
         opened: socket with the image opener's answer.
     """
+    role_name.show(role)
     # Imported before dropping rights: the user may be unable to read this installation.
     work = importlib.import_module(f"bootseer.agent.workers.{role}").run
     # A mount's server holds data that the job has written, or its running programs.

@@ -379,7 +379,7 @@ async def test_what_took_less_before_is_chosen(lab, target):
     lab.mounter = Mounter()
     await lab.run(MAKE.format(target), target)
     for mount_s, how in ((5.0, "unpacked"), (1e-6, "mounted")):
-        await repository.write_stats(lab.store, RestoreStats(mount_s=mount_s))
+        await repository.write_stats(lab.store, RestoreStats(mount_s, unpack_s_per_gb=1.1))
         await emptied(target)
         assert how in (await lab.run(MAKE.format(target), target)).text
         if how == "unpacked":
@@ -447,7 +447,7 @@ async def test_a_damaged_last_run_is_told(lab, data):
 async def test_where_other_nodes_see_the_target_it_is_unpacked(lab, target, monkeypatch):
     monkeypatch.setattr("bootseer.env.server.restorer.is_of_this_node", lambda folder: False)
     await lab.run(MAKE.format(target), target)
-    await repository.write_stats(lab.store, RestoreStats(mount_s=1e-6))
+    await repository.write_stats(lab.store, RestoreStats(mount_s=1e-6, unpack_s_per_gb=1.1))
     lab.mounter = Mounter()
     for nodes, mode, how in (
         (2, "auto", "unpacked"),

@@ -19,10 +19,17 @@ def test_without_figures_large_ones_are_mounted_and_small_ones_unpacked():
 def test_what_was_measured_decides():
     slow_mount = slow_unpack = RestoreStats()
     for _ in range(20):
-        slow_mount = slow_mount.with_mount(5.0)
+        slow_mount = slow_mount.with_mount(5.0).with_unpack(*LARGE, 2.0)
         slow_unpack = slow_unpack.with_mount(0.01).with_unpack(*LARGE, 60.0)
     assert choose(slow_mount, *LARGE)[0] == UNPACK
     assert choose(slow_unpack, *SMALL)[0] == MOUNT
+
+
+def test_a_slow_mount_says_nothing_of_an_unpack_that_was_never_measured():
+    stats = RestoreStats().with_mount(100.0)
+    assert choose(stats, *LARGE) == (MOUNT, "mount 400 ms, unpack 1.93 s, by default")
+    assert choose(stats.with_unpack(*LARGE, 9.0), *LARGE)[0] == UNPACK
+    assert choose(RestoreStats().with_unpack(*LARGE, 0.001), *LARGE)[0] == MOUNT
 
 
 @given(st.floats(1e-3, 1e3), st.integers(8 << 20, 1 << 40), st.integers(1, 10**6))

@@ -471,7 +471,7 @@ async def test_of_a_pack_as_much_is_read_at_once_as_of_an_image(store, autojump_
         blocks.use_pack(source, lambda error: None)
         for index in (PACK.blocks[0], PACK.blocks[9 * MIB // BLOCK]):
             nursery.start_soon(partial(blocks.read, index * BLOCK, BLOCK, is_urgent=False))
-        await trio.sleep(1)
+            await trio.sleep(1)
         assert noting.count("packs/") == 5, "all of it, in pieces of 4 MiB"
         nursery.cancel_scope.cancel()
     await source.close()

@@ -31,11 +31,8 @@ class RestoreStats:
     def has_both(self) -> bool:
         """Return whether both ways were measured."""
         default = RestoreStats()
-        is_unpack_default = (self.unpack_s_per_gb, self.unpack_s_per_1000_files) == (
-            default.unpack_s_per_gb,
-            default.unpack_s_per_1000_files,
-        )
-        return self.mount_s != default.mount_s and not is_unpack_default
+        is_unpacked = replace(self, mount_s=default.mount_s) != default
+        return self.mount_s != default.mount_s and is_unpacked
 
     def unpack_s(self, content_bytes: int, files: int) -> float:
         """Estimate the time to unpack so many bytes and files."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from bootseer.posix import check_result
 from bootseer.slurm.squashfuse import readahead
+from bootseer.slurm.squashfuse.open_image import open_image
 
 _REAL = "squashfuse"
 _PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -90,10 +91,7 @@ def serve(wanted: MountRequest) -> None:
     """
     from bootseer._squashfs import ffi, lib
 
-    fd = os.open(wanted.image, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        opened = ffi.new("sq_image **")
-        check_result(lib.sq_open(fd, wanted.offset, opened))
+    with open_image(wanted.image, wanted.offset) as opened:
         options = ["ro", f"fsname={_REAL}", f"subtype={_REAL}", *wanted.fuse]
         words = ["bootseer-squashfuse", "-o", ",".join(options)]
         kept = [ffi.new("char[]", os.fsencode(word)) for word in words]
@@ -101,12 +99,7 @@ def serve(wanted: MountRequest) -> None:
         mountpoint = os.fsencode(os.path.abspath(wanted.mountpoint))
         if not wanted.offset:
             readahead.start(wanted.image, wanted.mountpoint)
-        try:
-            check_result(lib.sq_serve(opened[0], mountpoint, given, [*kept, ffi.NULL]))
-        finally:
-            lib.sq_close(opened[0])
-    finally:
-        os.close(fd)
+        check_result(lib.sq_serve(opened, mountpoint, given, [*kept, ffi.NULL]))
 
 
 def _others(program: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 
 from bootseer.posix import check_result
+from bootseer.slurm.squashfuse.open_image import open_image
 from bootseer.units import GIB
 
 _AGENT_S = 20.0
@@ -118,16 +119,6 @@ def read_files(image: str, root: int, bounds: list[int]) -> int:
     """
     from bootseer._squashfs import ffi, lib
 
-    fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        opened = ffi.new("sq_image **")
-        check_result(lib.sq_open(fd, 0, opened))
-        try:
-            pairs = zip(bounds[::2], bounds[1::2], strict=False)
-            ranges = ffi.new("sq_range[]", list(pairs))
-            read = lib.sq_read_ahead(opened[0], root, ranges, len(ranges), _MOST_BYTES)
-            return int(check_result(read))
-        finally:
-            lib.sq_close(opened[0])
-    finally:
-        os.close(fd)
+    ranges = ffi.new("sq_range[]", list(zip(bounds[::2], bounds[1::2], strict=False)))
+    with open_image(image) as opened:
+        return check_result(lib.sq_read_ahead(opened, root, ranges, len(ranges), _MOST_BYTES))

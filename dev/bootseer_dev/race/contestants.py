@@ -33,6 +33,7 @@ TARGET = f"{LOCAL}/env"
 KEY = "race"
 FLOOR = "local_memory"
 USES_BOOTSEER = "--bootseer"
+_PARTS = ("image", "environment", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,14 @@ class Contestant:
     is_in_memory: bool = False
 
     @property
+    def way_options(self) -> set[str]:
+        """The options of its ways; none without BootSeer."""
+        return {way.option for way in (self.image, self.environment, self.checkpoint)} - {""}
+
+    @property
     def key(self) -> str:
         """The key of its warm plan; empty without BootSeer."""
-        ways = (self.image, self.environment, self.checkpoint)
-        if not any(way.option for way in ways):
+        if not self.way_options:
             return ""
         return self.name if self.is_alone else KEY
 
@@ -85,9 +90,7 @@ class Contestant:
         """BootSeer's options for its srun."""
         if not self.key:
             return []
-        ways = (self.image, self.environment, self.checkpoint)
-        named = {way.option for way in ways} - {"", USES_BOOTSEER}
-        return [f"{USES_BOOTSEER}={self.key}", *sorted(named)]
+        return [f"{USES_BOOTSEER}={self.key}", *sorted(self.way_options - {USES_BOOTSEER})]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +171,13 @@ def contestants(places: Places, *, alone: bool = True) -> list[Contestant]:
         Way(f"CHECKPOINT={places.local}/rank_%r.pt"),
         is_in_memory=True,
     )
-    parts = ("image", "environment", "checkpoint")
     return [
         today,
         mounted,
         copied,
         replace(warm, name="bootseer_cold", what="BootSeer, first start, recorded", is_first=True),
         warm,
-        *(_only(part, today, warm) for part in parts if alone),
+        *(_only(part, today, warm) for part in _PARTS if alone),
         replace(local, name="local_disk", what="everything on the node's disk", is_in_memory=False),
         local,
     ]
@@ -191,8 +193,7 @@ def _only(part: str, today: Contestant, warm: Contestant) -> Contestant:
 def on_local_copies(contestant: Contestant, places: Places) -> Contestant:
     """Return a contestant whose parts that are not BootSeer's are on the node: it records soon."""
     local = contestants(places, alone=False)[-1]
-    parts = ("image", "environment", "checkpoint")
-    ways = {part: getattr(local, part) for part in parts if not getattr(contestant, part).option}
+    ways = {part: getattr(local, part) for part in _PARTS if not getattr(contestant, part).option}
     return replace(contestant, **ways)
 
 

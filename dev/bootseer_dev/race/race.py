@@ -52,16 +52,22 @@ class Race:
     """A cluster with all that the contestants need."""
 
     def __init__(
-        self, cluster: Cluster, hdfs: Hdfs, built: Storage, spec: RaceSpec, console: Console
+        self,
+        cluster: Cluster,
+        hdfs: Hdfs,
+        built: Storage,
+        material: Material,
+        spec: RaceSpec,
+        console: Console,
     ) -> None:
-        """Take over a cluster with the plugin installed."""
+        """Take over a cluster with the plugin installed, and the material in it."""
         self._cluster = cluster
         self._hdfs = hdfs
         self._storage = built
         self._spec = spec
         self._console = console
         self._lab = Lab(cluster, cluster.shared)
-        self._material = Material(cluster, spec)
+        self._material = material
         self._warm_job = 0
         self.places = Places(
             pip=self._material.pip,
@@ -164,7 +170,7 @@ class Race:
         )
 
     def _let_it_train(self, contestant: Contestant) -> None:
-        """Let the job go on for as long as it takes to store what was learnt."""
+        """Let the job go on for as long as it takes to store its recording."""
         began = time.monotonic()
         if (contestant.is_first or contestant.is_alone) and contestant.environment.option:
             wait_until(self._has_snapshot, "the environment is stored", timeout_s=300)
@@ -204,7 +210,7 @@ def run_race(spec: RaceSpec, console: Console) -> None:
         hdfs = Hdfs.start(cluster, jars, HdfsSettings(replication=COPIES))
         with storage(cluster, material.share, STORE_MBIT) as built:
             site.install(cluster, console.print)
-            race = Race(cluster, hdfs, built, spec, console)
+            race = Race(cluster, hdfs, built, material, spec, console)
             race.prepare()
             contestants = field.contestants(race.places, alone=spec.alone)
             if spec.alone:

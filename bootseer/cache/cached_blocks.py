@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from bootseer.cache.size import SUM_BYTES
 from bootseer.core.image_manifest import ImageManifest
-from bootseer.page_buffer import page_buffer
+from bootseer.large_buffers import page_buffer
 
 
 class BlockState(IntEnum):

@@ -22,7 +22,7 @@ from bootseer.cache.keeper import BlockClaim, BlockKeeper
 from bootseer.core.image_manifest import ImageManifest
 from bootseer.core.ranges import runs
 from bootseer.errors import BootseerError, Closed, Corrupt, NoSpace, Unavailable
-from bootseer.page_buffer import page_buffer
+from bootseer.large_buffers import page_buffer
 from bootseer.units import MIB
 
 MAX_BYTES = 4 * MIB

@@ -19,17 +19,11 @@ import trio
 from bootseer.errors import Corrupt
 from bootseer.peers import wire
 from bootseer.peers.grid import PeerGrid
+from bootseer.peers.pace import Pace
 from bootseer.peers.wire import Kind, PeerRequest, Status
 from bootseer.store.api.base import ObjectInfo
 from bootseer.units import KIB
 
-_MOST_REQUESTS = 16
-_FEWEST_REQUESTS = 2
-_QUICK_S = 0.3
-_LATE_S = 1.0
-"""Requests under way at once become more while pieces are sent quickly, and fewer when that takes
-long: more would only wait for each other on links that are full, and nobody could tell who is
-slow."""
 _CONNECT_S = 0.5
 _SILENCE_S = 1.5
 """A peer that waits for the store says so more often."""
@@ -51,6 +45,9 @@ is between the nodes, and each attempt would cost the time of a connect."""
 _BEGIN_S = 2.0
 """How long the servers of all nodes may take to start."""
 _BEGIN_POLL_S = 0.05
+_ABSENT_S = 30.0
+"""How long a node whose server does not listen is asked again and again, which costs nothing: busy
+nodes start it late."""
 _PORTS = 4
 """Ports that a job tries, in case other jobs of its nodes have them."""
 _TIMEOUT = struct.Struct("@ll")
@@ -58,6 +55,10 @@ _TIMEOUT = struct.Struct("@ll")
 
 class _Lost(Exception):
     """A peer does not answer as it should; its text says what it did."""
+
+
+class _Absent(Exception):
+    """A node is there, and its server is not, or not yet."""
 
 
 class _Passed(Exception):
@@ -118,8 +119,9 @@ class PeerClient:
     _off_until: float = 0.0
     _peers: dict[int, _Peer] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)  # guards their connections
+    _pace: Pace = field(default_factory=Pace)
     _limiter: trio.CapacityLimiter = field(
-        default_factory=lambda: trio.CapacityLimiter(2 * _FEWEST_REQUESTS)
+        default_factory=lambda: trio.CapacityLimiter(Pace().requests)
     )
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=_USUAL))
 
@@ -183,9 +185,13 @@ class PeerClient:
                 data = await trio.to_thread.run_sync(
                     ask, limiter=self._limiter, abandon_on_cancel=True
                 )
-                self._adapt()
+                if self._rates:
+                    self._pace.note(wire.PIECE_BYTES / self._rates[-1])
+                    self._limiter.total_tokens = self._pace.requests
             except _Passed:
                 return None
+            except _Absent:
+                continue
             except _Lost as error:
                 if is_patient:
                     self._lose(node, str(error))
@@ -194,16 +200,6 @@ class PeerClient:
             self.received_bytes += len(data)
             return node, data
         return None
-
-    def _adapt(self) -> None:
-        """Change how many requests may be under way, by how long the last piece was sent.
-
-        How long its sender waited for the store does not count: more requests hide that.
-        """
-        sent_s = wire.PIECE_BYTES / self._rates[-1] if self._rates else _LATE_S
-        more = 1 if sent_s < _QUICK_S else -1 if sent_s > _LATE_S else 0
-        allowed = self._limiter.total_tokens + more
-        self._limiter.total_tokens = min(max(allowed, _FEWEST_REQUESTS), _MOST_REQUESTS)
 
     def _peer(self, node: int) -> _Peer:
         return self._peers.setdefault(node, _Peer())
@@ -230,6 +226,7 @@ class PeerClient:
 
         Raises:
             _Lost: it does not answer as it should.
+            _Absent: its server may yet start.
             _Passed: it does, and has nothing.
         """
         peer = self._peer(node)
@@ -295,20 +292,26 @@ class PeerClient:
 
         Raises:
             _Lost: there is none.
+            _Absent: there is none yet.
         """
         while True:
             why = ""
+            is_absent = not peer.port
             for port in [peer.port] if peer.port else self.ports:
                 try:
                     connection = self._prove(node, port)
                 except (OSError, Corrupt) as error:
                     why = why or f"port {port}: {error}"
+                    is_absent &= isinstance(error, ConnectionRefusedError)
                     if isinstance(error, TimeoutError):  # as at the next port
                         break
                 else:
                     peer.port = port
                     return connection
-            if not is_patient or time.monotonic() - self.begun_s > _BEGIN_S:
+            passed_s = time.monotonic() - self.begun_s
+            if not is_patient or passed_s > _BEGIN_S:
+                if is_absent and passed_s < _ABSENT_S:
+                    raise _Absent
                 raise _Lost(why)
             time.sleep(_BEGIN_POLL_S)
 

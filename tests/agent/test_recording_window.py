@@ -7,14 +7,21 @@ import pytest
 import trio
 import trio.testing
 
-from bootseer.agent.messages.worker import ImageFound, StageEnded
+from bootseer.agent.messages.worker import (
+    CheckpointReadable,
+    ImageFound,
+    ImagesPrefetched,
+    StageEnded,
+)
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.event_log import EventLog
+from bootseer.agent.supervisor.images.images_first import ImagesFirst
 from bootseer.agent.supervisor.images.recording_window import RecordingWindow
 from bootseer.agent.supervisor.images.residency_client import ResidencyClient
 from bootseer.agent.supervisor.images.residency_record import WatchedImage
 from bootseer.config import Config
 from bootseer.core.event import Event
+from bootseer.errors import Closed
 from bootseer.image.hot.trace import Touch
 from bootseer.store.outages import Outages
 
@@ -57,13 +64,14 @@ def image():
     ours.close()
 
 
-def new_window(job=JOB):
+def new_window(job=JOB, checkpoint=None):
     """A window, and the events that it will tell."""
     events = EventLog("/nowhere/events.jsonl")
     outages = Outages("/nowhere")
     context = SimpleNamespace(config=CONFIG, broker=None, events=events, store_url="file:///s")
     context.outages = outages
-    return RecordingWindow(job, context), events._events
+    context.images_first = ImagesFirst()
+    return RecordingWindow(job, context, checkpoint=checkpoint), events._events
 
 
 async def run_with(image):
@@ -122,3 +130,85 @@ async def test_a_job_that_ends_before_its_image_is_identified_says_so(
         window.close(is_cut_short=True)
     assert [event.status for event in events] == told
     assert {event.stage for event in events} <= {"image.identify"}
+
+
+class Checkpoint:
+    """A mounted checkpoint, or one that could not be mounted."""
+
+    def __init__(self, ok):
+        self.ok = ok
+
+    async def is_served(self):
+        return self.ok
+
+    async def close_window(self):
+        pass
+
+
+class Prefetching(Silent):
+    """A worker that says when its image is prefetched."""
+
+    def __init__(self):
+        super().__init__()
+        self.prefetched = trio.Event()
+        self.dies = trio.Event()
+
+    async def receive(self):
+        if not self.prefetched.is_set():
+            await self.prefetched.wait()
+            return ImagesPrefetched(), []
+        await self.dies.wait()
+        raise Closed("it has died")
+
+
+WITH_CHECKPOINT = JOB._replace(image="", checkpoint="hdfs://h/c")
+
+
+async def test_the_checkpoint_is_prefetched_after_images_and_environments(nursery, autojump_clock):
+    window, _ = new_window(WITH_CHECKPOINT, Checkpoint(True))
+    worker = Prefetching()
+    with window._images_first.hold():  # another image
+        nursery.start_soon(window.run, worker)
+        await trio.sleep(1)
+        with window._images_first.hold():
+            worker.prefetched.set()
+            await trio.sleep(1)
+        await trio.sleep(1)
+        assert worker.told == []
+    await trio.testing.wait_all_tasks_blocked()
+    assert worker.told == [CheckpointReadable(True)]
+    window.close()
+
+
+async def test_the_checkpoint_waits_for_the_windows_own_image(nursery, autojump_clock):
+    window, _ = new_window(WITH_CHECKPOINT, Checkpoint(True))
+    worker = Prefetching()
+    nursery.start_soon(window.run, worker)
+    await trio.sleep(5)
+    assert worker.told == []
+    worker.prefetched.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert worker.told == [CheckpointReadable(True)]
+    window.close()
+
+
+async def test_that_there_is_no_checkpoint_is_told_at_once(nursery, autojump_clock):
+    window, _ = new_window(WITH_CHECKPOINT, Checkpoint(False))
+    worker = Prefetching()
+    with window._images_first.hold():
+        nursery.start_soon(window.run, worker)
+        await trio.testing.wait_all_tasks_blocked()
+        assert worker.told == [CheckpointReadable(False)]
+    window.close()
+
+
+async def test_a_window_whose_worker_has_died_holds_nothing(nursery, autojump_clock):
+    """Its image will not be prefetched any more: other windows' checkpoint need not wait."""
+    window, _ = new_window()
+    worker = Prefetching()
+    nursery.start_soon(window.run, worker)
+    worker.prefetched.set()
+    worker.dies.set()
+    await window.prefetched.wait()
+    window.close()
+    await window.recorded.wait()

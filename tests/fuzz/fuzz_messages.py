@@ -127,6 +127,7 @@ FROM_WORKER = (
         worker.MountEnvironment("k" * 64, ["/a", "/b"]),
     ),
     *(worker.EnvironmentSettled(), worker.ImageFound("/i", "d", RANGES)),
+    worker.ImagesPrefetched(),
     worker.PrefetchBegun(RANGES, [HeldOutPiece(0, 5, 9)], 3),
     *(worker.PrefetchProgress(1, 2), worker.ServedImageOpened(), AHEAD),
     *(

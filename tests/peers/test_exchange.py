@@ -294,6 +294,18 @@ async def test_it_waits_for_servers_only_while_the_job_begins():
         nursery.cancel_scope.cancel()
 
 
+async def test_a_server_that_starts_late_is_passed_over_until_it_is_there():
+    async with nodes_of(3, 6 * MIB, down={1}) as nodes, trio.open_nursery() as nursery:
+        nodes.clients[0].begun_s = time.monotonic() - 10
+        assert await nodes.read(0, 0, 3 * MIB) == nodes.content[: 3 * MIB]
+        assert nodes.read_bytes == 3 * MIB, "its pieces have another home meanwhile"
+        nursery.start_soon(nodes.servers[1].serve, listen(nodes.hosts[1], nodes.port))
+        await trio.testing.wait_all_tasks_blocked()
+        assert await nodes.read(0) == nodes.content
+        assert nodes.servers[1].served.sent_bytes and not nodes.notes[0]
+        nursery.cancel_scope.cancel()
+
+
 async def _late(nodes):
     await trio.sleep(0.3)
     async with trio.open_nursery() as nursery:

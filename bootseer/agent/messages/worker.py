@@ -119,6 +119,16 @@ class CloseWindow(NamedTuple):
     """To a mount's server: the start is over; report what was read."""
 
 
+class FetchAhead(NamedTuple):
+    """To `serve_image`: fetch these ranges to the node, for a prefetch that is about to read them.
+
+    Attributes:
+        ranges: of the image, in the order in which they are read.
+    """
+
+    ranges: list[ByteRange]
+
+
 class ReportImage(NamedTuple):
     """To `serve_image`: report totals. Answer: `ImageReported`."""
 
@@ -275,6 +285,10 @@ class Ready(NamedTuple):
     """From `warm_up`: the job may start. Attributes: detail: a line for people."""
 
     detail: str
+
+
+class ImagesPrefetched(NamedTuple):
+    """From `warm_up`: its image is prefetched, or will not be; so are the environments it named."""
 
 
 class MountImage(NamedTuple):
@@ -532,6 +546,7 @@ ToWorker = (
     | HoldPrefetch
     | YieldToJob
     | CloseWindow
+    | FetchAhead
     | ReportImage
     | StopCheckpoint
     | BlocksLent
@@ -549,6 +564,7 @@ ToWorker = (
 FromWorker = (
     StageEnded
     | Ready
+    | ImagesPrefetched
     | MountImage
     | PrefetchFile
     | MountEnvironment

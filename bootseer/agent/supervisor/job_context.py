@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.supervisor import spool
 from bootseer.agent.supervisor.containment import contained
 from bootseer.agent.supervisor.event_log import EventLog
+from bootseer.agent.supervisor.images.images_first import ImagesFirst
 from bootseer.config import Config, User
 from bootseer.ipc.request_client import RequestClient
 from bootseer.store.outages import Outages
@@ -28,6 +29,7 @@ class JobContext:
         broker: starts processes and makes mounts.
         lender: lends cached image blocks.
         events: the job's events on this node.
+        images_first: what the checkpoint's prefetch waits for.
     """
 
     folder: JobFolder
@@ -36,6 +38,7 @@ class JobContext:
     broker: RequestClient
     lender: RequestClient
     events: EventLog
+    images_first: ImagesFirst = field(default_factory=ImagesFirst)
 
     @property
     def store_url(self) -> str:

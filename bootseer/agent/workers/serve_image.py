@@ -14,6 +14,7 @@ from bootseer.agent.messages.worker import (
     BlocksRefused,
     BorrowBlocks,
     CloseWindow,
+    FetchAhead,
     ImageCopied,
     ImageMissing,
     ImageRecorded,
@@ -50,6 +51,7 @@ from bootseer.image.serve.strategy import AccessMode
 from bootseer.image.serve.view import ImageView, MissingImage
 from bootseer.ipc.channel import unexpected
 from bootseer.ipc.descriptors import exactly
+from bootseer.large_buffers import keep_large_buffers
 from bootseer.peers.client import PeerClient
 from bootseer.store.api.base import Store
 from bootseer.store.from_settings import connect as connect_own
@@ -84,6 +86,7 @@ class _Served:
 
 async def run(task: Task) -> None:
     """Serve until the mount is detached, even if the agent dies."""
+    keep_large_buffers()
     async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
         served, is_new = None, False
         try:
@@ -289,6 +292,9 @@ async def _handle_messages(
                     touches = served.view.touched.touches()
                     await task.channel.send(ImageRecorded(touches))
                     nursery.start_soon(_prepare_later_starts, task, served, touches)
+                case FetchAhead():
+                    if not task.config.prefetch.mib_per_s:  # the prefetch keeps to its rate
+                        served.blocks.fetch_ahead(message.ranges)
                 case ReportImage():
                     await _report(task, served)
                 case _:

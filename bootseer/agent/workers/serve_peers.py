@@ -13,6 +13,7 @@ from bootseer.agent.workers.base import Task
 from bootseer.agent.workers.job_peers import JobPeers, job_stores, ports
 from bootseer.errors import BootseerError, Unavailable
 from bootseer.ipc.channel import unexpected
+from bootseer.large_buffers import keep_large_buffers
 from bootseer.peers.piece_cache import PieceCache
 from bootseer.peers.server import PeerServer
 from bootseer.rate_limit import RateLimit
@@ -24,6 +25,7 @@ _BACKLOG = 1024
 async def run(task: Task) -> None:
     """Serve until the job ends."""
     limit_changes()  # it only reads
+    keep_large_buffers()
     job, settings = task.job, task.config.peers
     async with trio.open_nursery() as nursery:
         client = JobPeers(task, nursery).client

@@ -14,6 +14,7 @@ from bootseer.agent.messages.worker import (
     HoldPrefetch,
     ImageCopied,
     ImageReadable,
+    ImagesPrefetched,
     ImageUnreadable,
     MountEnvironment,
     MountImage,
@@ -80,7 +81,7 @@ class WarmUp:
             scope.cancel()
 
     async def carry_out(self) -> None:
-        """Prefetch the image and the checkpoint, then keep the image pinned.
+        """Prefetch the image and then the checkpoint, and keep the image pinned.
 
         Failures are reported as fallbacks and do not hold up the job.
         """
@@ -94,13 +95,19 @@ class WarmUp:
             except BootseerError as error:
                 details.append(str(error))
 
+        async def images_and_environments() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tell, self._images)
+                is_environments_own = self._task.job.image.startswith(ENVIRONMENT)
+                if not self._task.job.record_only and not is_environments_own:
+                    nursery.start_soon(self._environments)
+                if self._task.job.environment:
+                    nursery.start_soon(tell, self._named_environment)
+            with suppress(Closed):
+                await self._task.channel.send(ImagesPrefetched())
+
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(tell, self._images)
-            is_environments_own = self._task.job.image.startswith(ENVIRONMENT)
-            if not self._task.job.record_only and not is_environments_own:
-                nursery.start_soon(self._environments)
-            if self._task.job.environment:
-                nursery.start_soon(tell, self._named_environment)
+            nursery.start_soon(images_and_environments)
             if self._task.job.checkpoint:
                 nursery.start_soon(tell, self._warm_checkpoint)
         with suppress(Closed):

@@ -14,7 +14,7 @@ import trio
 
 from bootseer.core.access_log import FileReads, expand
 from bootseer.core.ranges import ByteRange, total_bytes
-from bootseer.page_buffer import page_buffer
+from bootseer.large_buffers import page_buffer
 from bootseer.rate_limit import RateLimit
 from bootseer.units import MIB
 

@@ -10,10 +10,10 @@ from typing import TypeVar
 from bootseer import config as settings
 from bootseer.checkpoint.admin.progress import BatchProgress, Failure
 from bootseer.checkpoint.files.tree import CheckpointTree
-from bootseer.checkpoint.mount.serve import keep_large_buffers
 from bootseer.cli.terminal import runner
 from bootseer.cli.terminal.runner import caller, print_line
 from bootseer.errors import BootseerError, NotFound
+from bootseer.large_buffers import keep_large_buffers
 from bootseer.store.api.base import Store
 from bootseer.store.from_settings import connect_to
 from bootseer.store.from_url import divide

@@ -18,7 +18,7 @@ from bootseer.env.client.key import EMPTY
 from bootseer.env.client.scan import TreeNode, digested, scan_folder, shape, version
 from bootseer.env.snapshot.index import MAX_NAME_BYTES, MAX_PATH_BYTES, leads_out
 from bootseer.errors import Conflict, Unavailable
-from bootseer.page_buffer import page_buffer
+from bootseer.large_buffers import page_buffer
 from bootseer.units import MIB
 
 _READ_BYTES = MIB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,15 +51,9 @@ class HotRanges:
 
     def first(self, part: ByteRange) -> int | None:
         """Return the index of the first hot range that overlaps a part; None if none does."""
-        numbers = []
-        for start, stop, number in self._ranges[
-            max(0, bisect_right(self._starts, part.start) - 1) :
-        ]:
-            if start >= part.stop:
-                break
-            if stop > part.start:
-                numbers.append(number)
-        return min(numbers, default=None)
+        first = max(0, bisect_right(self._starts, part.start) - 1)
+        touched = self._ranges[first : bisect_left(self._starts, part.stop)]
+        return min((number for _, stop, number in touched if stop > part.start), default=None)
 
 
 def hot_files(image: Path, hot: Sequence[ByteRange]) -> list[HotFile]:

@@ -173,6 +173,9 @@ class BlockFetcher:
                 fetch.deadline = min(fetch.deadline, trio.current_time() + self._deadline_s)
                 self._waiting.pop(fetch, None)
                 self._scheduler.promote(fetch)
+            elif fetch in self._waiting:
+                # The pages of a prefetch's read are locked, and a reader may wait for one of them.
+                self._waiting.move_to_end(fetch, last=False)
         self._scheduler.start_ahead()
         found: FoundBlocks = {}
         for fetch in dict.fromkeys(self._under_way[i] for i in wanted):
@@ -234,7 +237,11 @@ class BlockFetcher:
             else:
                 fetch.joined.append((blocks, read))
 
-    def enqueue_ahead(self, wanted: range) -> None:
+    def start_ahead(self) -> None:
+        """Start fetching what is queued, as far as streams are free."""
+        self._scheduler.start_ahead()
+
+    def enqueue_ahead(self, wanted: Sequence[int]) -> None:
         """Queue blocks that are read ahead, unless the cache could not hold them until then."""
         if wanted and self._cache.grows:
             missing = self._cache.missing(wanted)

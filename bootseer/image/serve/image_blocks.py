@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from bootseer.core.image_manifest import ImageManifest
-from bootseer.core.ranges import runs
+from bootseer.core.ranges import ByteRange, runs
 from bootseer.errors import BootseerError, Unavailable
 from bootseer.image.hot.pack_store import PackSource
 from bootseer.image.library.source import ImageSource
@@ -15,7 +15,12 @@ from bootseer.image.serve.fetcher import BlockFetcher, FetchStats, FoundBlocks
 from bootseer.image.serve.node_cache import NodeCache
 from bootseer.image.serve.pack_reader import PackReader
 from bootseer.image.serve.sequential import SequentialReaders
+from bootseer.units import MIB
 
+_FIRST_TOGETHER_BYTES = MIB
+_TOGETHER_BYTES = 32 * MIB
+"""Among so much of what is prefetched, neighbours are looked for: at first among little, for the
+start waits for it."""
 _ROUNDS = 3
 """Attempts to read from the cache what it should have, before the store is read past it."""
 
@@ -146,6 +151,28 @@ class ImageBlocks:
         size_bytes = sum(self.manifest.block_range(index).size_bytes for index in found)
         self.stats.filled_bytes += size_bytes
         return size_bytes
+
+    def fetch_ahead(self, ranges: Sequence[ByteRange]) -> None:
+        """Fetch ranges in large reads before a prefetch reads them in small ones.
+
+        Does nothing where there is a hot pack, from which these small reads bring much at once.
+
+        Args:
+            ranges: in the order in which they will be read. Of what is read at about the same
+                time, neighbours in the image are fetched together.
+        """
+        if self._pack is not None:
+            return
+        group: set[int] = set()
+        together_bytes = _FIRST_TOGETHER_BYTES
+        for part in ranges:
+            group.update(self.manifest.covering(part.start, part.size_bytes))
+            if len(group) * self.manifest.block_bytes >= together_bytes:
+                self._fetcher.enqueue_ahead(sorted(group))
+                group = set()
+                together_bytes = min(2 * together_bytes, _TOGETHER_BYTES)
+        self._fetcher.enqueue_ahead(sorted(group))
+        self._fetcher.start_ahead()
 
     async def settle(self) -> None:
         """Wait until all fetches have ended and their blocks are in the node's cache."""

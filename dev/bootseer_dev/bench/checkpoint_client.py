@@ -21,9 +21,9 @@ from hdfs_native import Client, WriteOptions
 
 from bootseer.agent.node.spawn import leave
 from bootseer.checkpoint.files.tree import CheckpointTree
-from bootseer.checkpoint.mount.serve import keep_large_buffers
 from bootseer.checkpoint.read.fetcher import Fetcher
 from bootseer.core.ranges import ByteRange
+from bootseer.large_buffers import keep_large_buffers
 from bootseer.store.from_url import open_store
 from bootseer.store.wrappers.limit import LimitStore
 from bootseer.store.wrappers.retry import RetryStore

@@ -2,8 +2,6 @@
 
 import math
 import os
-import subprocess
-import sys
 
 import pytest
 import trio
@@ -183,38 +181,3 @@ async def test_a_store_that_does_not_answer_is_not_waited_for_longer_than_said(
         (name, reason) for name in names
     }
     assert len(service.lost) == len(names)
-
-
-BUFFERS = """
-import ctypes, sys, threading
-from bootseer.checkpoint.mount.serve import keep_large_buffers
-if sys.argv[1] == "kept":
-    keep_large_buffers()
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-libc.free.argtypes = [ctypes.c_void_p]
-class Info(ctypes.Structure):
-    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    _fields_ = [(name, ctypes.c_size_t) for name in names]
-libc.mallinfo2.restype = Info
-before = libc.mallinfo2().hblks
-buffer = libc.malloc(48 << 20)
-mapped = libc.mallinfo2().hblks - before
-libc.free(buffer)
-thread = threading.Thread(target=lambda: libc.free(libc.malloc(1 << 16)))
-thread.start(); thread.join()
-print(mapped, libc.mallinfo2().keepcost >> 20, flush=True)
-libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
-libc.fflush(None)
-"""
-
-
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_large_buffers_are_used_again(is_kept):
-    """They are neither mapped again each time nor given back, and threads share them."""
-    argv = [sys.executable, "-P", "-c", BUFFERS, "kept" if is_kept else ""]
-    told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    mapped, left_mib = map(int, told.split()[:2])
-    assert (mapped == 0) == is_kept
-    assert (left_mib >= 48) == is_kept
-    assert (told.count("<heap nr=") == 1) == is_kept

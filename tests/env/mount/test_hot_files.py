@@ -3,6 +3,7 @@
 import pytest
 
 from bootseer.core.ranges import ByteRange
+from bootseer.core.tree_rows import BLOCK, ENTRY, INODE, TreeRows
 from bootseer.env.client.scan import TreeNode
 from bootseer.env.mount.hot_files import hot_content
 from bootseer.env.snapshot import index
@@ -23,7 +24,7 @@ def files():
         b"0/a": ContentPlace(100, (10, 7, 20 | BLOCK_RAW)),
         b"0/b": ContentPlace(200, (10, 5, 20)),
     }
-    return index.decode(index.encode(tree, places), "index")
+    return index.open_rows(index.encode(tree, places), "index")
 
 
 FIRST, SECOND, LAST = (
@@ -50,3 +51,52 @@ FIRST, SECOND, LAST = (
 )
 def test_files_with_hot_blocks_are_in_the_order_of_first_touch(files, hot, found):
     assert hot_content(files, hot) == found
+
+
+def test_a_file_in_deep_folders_has_its_path():
+    node = TreeNode("file", 0o644, 0, 0, 5, digest=bytes(32))
+    tree = {b"": FOLDER, b"0": FOLDER, b"0/d": FOLDER, b"0/d/e": FOLDER}
+    tree |= {b"0/d/e/f": node, b"0/d/name": node._replace(same_as=b"0/d/e/f")}
+    places = {b"0/d/e/f": ContentPlace(100, (5,))}
+    rows = index.open_rows(index.encode(tree, places), "index")
+    (file,) = hot_content(rows, [ByteRange(100, 101)])
+    assert file.path in (b"0/d/e/f", b"0/d/name")
+    assert file.ranges == (ByteRange(0, 5),)
+
+
+@pytest.mark.parametrize("name", [b"..", b".", b"a/b", b"a\0b", b""])
+def test_names_that_lead_elsewhere_are_left_out(name):
+    """Rows that a mount refuses: they may have been replaced since."""
+    rows = rows_of([(0, 0, len(name), 1)], name)
+    assert hot_content(rows, [ByteRange(100, 101)]) == []
+
+
+def test_a_file_that_is_shorter_than_its_blocks_has_no_content_behind_its_end():
+    rows = rows_of([(0, 0, 1, 1)], b"a", blocks=3)
+    assert hot_content(rows, [ByteRange(100, 112)]) == [HotFile(b"a", (ByteRange(0, 5),))]
+
+
+def test_folders_in_a_loop_have_no_path():
+    rows = rows_of([(2, 1, 1, 1), (2, 2, 1, 2)], b"abc")
+    assert hot_content(rows, [ByteRange(100, 101)]) == []
+
+
+def rows_of(entries, strings, blocks=1):
+    """Return rows with a file (inode 1) of five bytes at 100, the rest folders.
+
+    Args:
+        entries: folder, offset and length of a name, and inode.
+        strings: the names.
+        blocks: of the file, each stored in four bytes.
+    """
+    folders = sorted({0} | {folder for folder, *_ in entries})
+    packed, inodes = b"", {1: INODE.pack(5, 0, 100, 0, blocks, 0o100644, 1, 0, 0, bytes(32))}
+    for folder in folders:
+        own = [row[1:] for row in entries if row[0] == folder]
+        first = len(packed) // ENTRY.size
+        packed += b"".join(ENTRY.pack(*row) for row in own)
+        if folder != 1:
+            inodes[folder] = INODE.pack(0, 0, 0, first, len(own), 0o40755, 2, 0, 0, bytes(32))
+    return TreeRows(
+        b"".join(inodes[n] for n in sorted(inodes)), packed, BLOCK.pack(4) * blocks, strings
+    )

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from bootseer.core import image_manifest
+from bootseer.core.ranges import ByteRange
 from bootseer.errors import Corrupt, Transient, Unavailable
 from bootseer.image.hot import pack_store
 from bootseer.image.hot.hotset import HotRange, HotSet
@@ -625,6 +626,61 @@ async def test_a_damaged_block_that_is_read_ahead_is_an_error_and_no_loss_of_the
     assert job.said == [], "the cache still grows"
     first = MIB // BLOCK
     assert job.cached.missing(range(first, first + 16)) == [first + 7]
+
+
+async def test_what_is_to_be_read_in_small_pieces_is_fetched_in_large_ones(store, job_of):
+    """Small files of an environment are neighbours, and a start reads them in another order."""
+    scattered = [
+        ByteRange(n * BLOCK, (n + 1) * BLOCK) for n in random.Random(1).sample(range(8, 264), 256)
+    ]
+    job = job_of(store)
+    async with job.open() as blocks:
+        blocks.fetch_ahead(scattered)
+        await blocks.settle()
+        assert blocks.stats.fetched_bytes == 256 * BLOCK
+        assert blocks.stats.fetches <= 4
+        assert job.cached.missing(range(8, 264)) == []
+        assert await blocks.read(9 * BLOCK, BLOCK) == content(9 * BLOCK, BLOCK)
+        assert blocks.stats.fetches <= 4
+        blocks.fetch_ahead(scattered)
+        await blocks.settle()
+        assert blocks.stats.fetched_bytes == 256 * BLOCK, "the node has them"
+
+
+async def test_what_a_start_reads_first_is_fetched_first(store, job_of, monkeypatch):
+    monkeypatch.setattr("bootseer.image.serve.image_blocks._FIRST_TOGETHER_BYTES", 2 * BLOCK)
+    monkeypatch.setattr("bootseer.image.serve.fetcher._AHEAD", 1)
+    ranges = [ByteRange(n * BLOCK, (n + 1) * BLOCK) for n in (300, 301, 40, 10, 42, 12, 100, 50)]
+    async with job_of(store).open() as blocks:
+        runs = note_runs(blocks)
+        blocks.fetch_ahead(ranges)
+        await blocks.settle()
+        assert [run.start for run in runs] == [300, 10, 12, 40, 42, 50, 100]
+
+
+def note_runs(blocks):
+    """Note which runs of blocks are read from the store, in order."""
+    read, noted = blocks._fetcher._read, []
+
+    async def noting(run, *, checks=True):
+        noted.append(run)
+        return await read(run, checks=checks)
+
+    blocks._fetcher._read = noting
+    return noted
+
+
+async def test_a_prefetch_that_waits_comes_before_what_is_fetched_ahead(store, job_of, monkeypatch):
+    """Pages of its read are locked: a reader of one waits, and nobody is told of that."""
+    monkeypatch.setattr("bootseer.image.serve.fetcher._AHEAD", 1)
+    slow = SlowStore(store, 0.2)
+    async with job_of(slow).open() as blocks, trio.open_nursery() as nursery:
+        runs = note_runs(blocks)
+        blocks.fetch_ahead([ByteRange(n * BLOCK, (n + 1) * BLOCK) for n in range(0, 100, 2)])
+        for wanted in (90, 201):  # queued, and not asked for yet
+            nursery.start_soon(partial(blocks.read, wanted * BLOCK, BLOCK, is_urgent=False))
+        await blocks.settle()
+        assert runs[0].start == 0 and {run.start for run in runs[1:3]} == {90, 201}
 
 
 async def test_little_is_read_ahead_at_once(store, autojump_clock, monkeypatch):

@@ -11,6 +11,7 @@ from bootseer.agent.messages.broker import MountKind, SetReadAhead, Unmount
 from bootseer.agent.messages.worker import (
     BorrowBlocks,
     CloseWindow,
+    FetchAhead,
     ImageCopied,
     ImageMissing,
     ImageReadable,
@@ -207,6 +208,12 @@ class ServedImage(JobImage):
     async def note_opened(self) -> None:
         """Set the read-ahead for the job's reads, once the prefetch worker has opened the image."""
         await self._set_read_ahead(_READ_AHEAD_CACHED_KIB if self._is_cached else _READ_AHEAD_KIB)
+
+    async def fetch_ahead(self, ranges: list[ByteRange]) -> None:
+        """Have an environment's hot ranges fetched in large reads: those of its files are small."""
+        if self.is_tree:
+            with suppress(Closed):
+                await self._worker.channel.send(FetchAhead(ranges))
 
     async def _set_read_ahead(self, kib: int) -> None:
         if self.is_tree:

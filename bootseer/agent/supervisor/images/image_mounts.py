@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from itertools import cycle
 
 import trio
@@ -119,7 +120,9 @@ class ServedImages:
         image = ServedImage(self._broker, self._context.lender, number, mount, worker, name)
         self._keep(image)
         self._context.start("image.serve", nursery, self._follow, image, job)
-        self._context.start("image.prefetch", nursery, self._warm, image, job)
+        held = ExitStack()
+        held.enter_context(self._context.images_first.hold())
+        self._context.start("image.prefetch", nursery, self._warm, image, job, held)
         return image
 
     def _keep(self, image: ServedImage) -> None:
@@ -141,16 +144,25 @@ class ServedImages:
             await image.end(0)
             self._mounts.remove(image)  # only now: its number is in use until then
 
-    async def _warm(self, image: ServedImage, job: Job) -> None:
-        """Prefetch and record an image in its own window, like the job's first image."""
-        window = RecordingWindow(job, self._context, image)
-        worker = await start(self._broker, Role.WARM_UP)
-        self.windows.append(window)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(window.run, worker)
-            await image.served.wait()
-            if not image.is_served:
-                window.close()
+    async def _warm(self, image: ServedImage, job: Job, held: ExitStack) -> None:
+        """Prefetch and record an image in its own window, like the job's first image.
+
+        Args:
+            image: to be prefetched.
+            job: with that image.
+            held: holds the checkpoint's prefetch; closed here.
+        """
+        with held:
+            window = RecordingWindow(job, self._context, image)
+            worker = await start(self._broker, Role.WARM_UP)
+            self.windows.append(window)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(window.run, worker)
+                await image.served.wait()
+                if not image.is_served:
+                    window.close()
+                await window.prefetched.wait()
+                held.close()
         if not window.images:
             self.windows.remove(window)
 

@@ -17,6 +17,7 @@ from bootseer.agent.messages.worker import (
     HoldPrefetch,
     ImageCopied,
     ImageFound,
+    ImagesPrefetched,
     ImageUnreadable,
     PrefetchBegun,
     PrefetchProgress,
@@ -50,6 +51,7 @@ class RecordingWindow:
         images: the recorded images.
         is_used: the job itself uses them, not only its plan.
         settled: set once the worker has found its image, or has none.
+        prefetched: set once the worker has prefetched its image, or does not.
         recorded: set at the end.
     """
 
@@ -76,12 +78,14 @@ class RecordingWindow:
         self.images: list[JobImage] = []
         self.is_used = is_used
         self.settled = trio.Event()
+        self.prefetched = trio.Event()
         self.recorded = trio.Event()
         self._job = job
         self._config = context.config
         self._outages = context.outages
         self._store_url = context.store_url
         self._events = context.events
+        self._images_first = context.images_first
         self._on_message = on_message
         self._broker = context.broker
         self._served = served
@@ -145,6 +149,7 @@ class RecordingWindow:
                 nursery.cancel_scope.cancel()
                 try:
                     self._note_ready(Ready("the worker has ended"))
+                    self.prefetched.set()
                     self._worker = None
                     with trio.CancelScope(shield=True):
                         await worker.end()
@@ -195,12 +200,16 @@ class RecordingWindow:
                 self.settled.set()
             case PrefetchBegun() if self.images:
                 self.images[-1].note_prefetch(message)
+                if self._served is not None:
+                    await self._served.fetch_ahead(message.ranges)
             case PrefetchProgress() if self.images:
                 self.images[-1].note_progress(message)
             case ServedImageOpened() if self._served is not None:
                 await self._served.note_opened()
             case CheckpointFileAhead() if self._checkpoint is not None:
                 self._checkpoint.note_ahead(message)
+            case ImagesPrefetched():
+                self.prefetched.set()
             case StoreAway():
                 self._outages.note(self._store_url, message.why)
             case StageEnded():
@@ -216,9 +225,12 @@ class RecordingWindow:
         self._on_message(message)
 
     async def _announce_checkpoint(self, worker: Worker) -> None:
-        """Tell the worker when the checkpoint can be read, or that it never will be."""
+        """Tell the worker when to prefetch the checkpoint, or that it never can be read."""
         await self._has_task.wait()
         is_served = self._checkpoint is not None and await self._checkpoint.is_served()
+        if is_served:
+            await self.prefetched.wait()
+            await self._images_first.wait()
         with suppress(Closed):
             await worker.channel.send(CheckpointReadable(is_served))
 

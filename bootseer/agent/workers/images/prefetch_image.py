@@ -27,7 +27,7 @@ from bootseer.core.reference import ENVIRONMENT
 from bootseer.env.mount.content import AHEAD
 from bootseer.env.mount.hot_files import hot_content
 from bootseer.env.snapshot.group_store import find_snapshot, shared_stores
-from bootseer.env.snapshot.repository import read_index
+from bootseer.env.snapshot.repository import read_rows
 from bootseer.errors import BootseerError, Closed, Denied, NotFound
 from bootseer.image.hot.files import FilesPrefetch, HotFile, hot_files
 from bootseer.image.hot.holdout import HeldOutPiece, draw
@@ -171,8 +171,8 @@ class ImagePrefetch:
         task = self._task
         stores = [store, *shared_stores(task.config, owner_of(task.job))]
         key = task.job.image.removeprefix(ENVIRONMENT)
-        index = await read_index(*await find_snapshot(stores, key))
-        return await trio.to_thread.run_sync(hot_content, index, hot)
+        rows = await read_rows(*await find_snapshot(stores, key))
+        return await trio.to_thread.run_sync(hot_content, rows, hot)
 
     async def _read_files(
         self,

@@ -1,0 +1,26 @@
+"""How many pieces a node asks others for at once."""
+
+from bootseer.peers.pace import Pace
+
+
+def test_requests_become_more_while_pieces_come_quickly_up_to_a_limit():
+    pace = Pace()
+    seen = [pace.requests]
+    for _ in range(20):
+        pace.note(0.1)
+        seen.append(pace.requests)
+    assert seen[:4] == [4, 5, 6, 7]
+    assert seen[-1] == 16
+
+
+def test_requests_become_fewer_while_pieces_come_late_but_never_one():
+    pace = Pace()
+    for _ in range(20):
+        pace.note(2)
+    assert pace.requests == 2
+
+
+def test_what_is_neither_changes_nothing():
+    pace = Pace()
+    pace.note(0.5)
+    assert pace.requests == 4

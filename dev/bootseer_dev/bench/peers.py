@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import subprocess
@@ -13,8 +14,11 @@ from typing import NamedTuple
 from rich.console import Console
 
 from bootseer.errors import Unavailable
+from bootseer.simulate.start import Machines
 from bootseer.units import MIB, NS_PER_S
+from bootseer_dev.bench import growth
 from bootseer_dev.bench.figures import Figure
+from bootseer_dev.bench.growth import Measured
 from bootseer_dev.cluster import Cluster, ClusterSpec
 from bootseer_dev.hdfs import Hdfs, HdfsSettings
 from bootseer_dev.jobs import site
@@ -24,7 +28,7 @@ USER = "alice"
 NAME = "shared:v1"
 _IMAGE_BYTES = 192 * MIB
 _DATANODES = 2
-_LINK = "60mbit"
+_LINK_MBIT = 60
 """Of each node and DataNode, each way."""
 _CACHE = "/var/cache/bootseer/images"
 _COMMAND = "cat $BOOTSEER_IMAGE >/dev/null; echo ready $(date +%s%N)"
@@ -55,9 +59,9 @@ def measure(
     spec = ClusterSpec(
         name="bench-peers",
         nodes=max(nodes),
-        link_rate=_LINK,
+        link_rate=f"{_LINK_MBIT}mbit",
         datanodes=_DATANODES,
-        datanode_rate=_LINK,
+        datanode_rate=f"{_LINK_MBIT}mbit",
     )
     with Cluster.up(spec) as cluster:
         hdfs = Hdfs.start(cluster, jars, HdfsSettings(replication=_DATANODES))
@@ -82,7 +86,18 @@ def measure(
         ready = by_name[f"ready_{count}_nodes_s"] / by_name[f"ready_{nodes[0]}_nodes_s"]
         if count != nodes[0]:
             ratios[f"ready_{count}_over_{nodes[0]}"] = ready
-    return figures, ratios
+    link = _LINK_MBIT * 1e6 / 8
+    machines = Machines(
+        store_bytes_per_s=_DATANODES * link,
+        node_bytes_per_s=link,
+        processors=os.cpu_count() or 1,
+    )
+    seen = {
+        count: Measured(by_name[f"ready_{count}_nodes_s"], by_name[f"store_{count}_nodes_mb"] * 1e6)
+        for count in (1, *nodes)
+    }
+    simulated, of_simulated = growth.compare(machines, seen, console)
+    return figures + simulated, ratios | of_simulated
 
 
 class _Bench:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from bootseer.errors import Unavailable
-from bootseer_dev.bench import epilog_client, figures, peers
+from bootseer_dev.bench import epilog_client, figures, growth, peers
 from bootseer_dev.bench.figures import Figure
 from bootseer_dev.cluster import Cluster, ClusterSpec
 from bootseer_dev.hdfs import Hdfs, HdfsSettings, hadoop_jars
@@ -51,6 +51,7 @@ def run_scale_bench(spec: ScaleSpec, console: Console) -> None:
     jars = hadoop_jars(spec.build_dir, console.print)
     measured: list[Figure] = []
     ratios: dict[str, float] = {}
+    asked: dict[int, Sequence[int]] = {}
     machines = ClusterSpec(name="bench-scale", nodes=0, datanodes=_DATANODES)
     with Cluster.up(machines) as cluster:
         hdfs = Hdfs.start(cluster, jars, HdfsSettings(replication=1))
@@ -65,6 +66,10 @@ def run_scale_bench(spec: ScaleSpec, console: Console) -> None:
                 Figure(f"namenode_calls_{nodes}_nodes", "calls", tuple(calls)),
             ]
             ratios[f"namenode_calls_per_node_{nodes}"] = max(calls) / nodes
+            asked[nodes] = calls[1:]
+    calls_of_many, ratios_of_many = growth.predict_calls(asked, console)
+    measured += calls_of_many
+    ratios |= ratios_of_many
     if spec.exchanging:
         of_peers, ratios_of_peers = peers.measure(spec.exchanging, spec.rounds, jars, console)
         measured += of_peers

@@ -1,0 +1,1 @@
+"""Predict how long starts of many nodes take, and what they ask of a store."""

@@ -1,0 +1,58 @@
+"""What is predicted for jobs of many nodes from what few have taken."""
+
+import io
+
+import pytest
+from bootseer_dev.bench import growth
+from bootseer_dev.bench.growth import Measured
+from rich.console import Console
+
+from bootseer.simulate.start import Machines, Need, predict
+from bootseer.units import MIB
+
+MACHINES = Machines(store_bytes_per_s=20 * MIB, node_bytes_per_s=10 * MIB)
+
+
+@pytest.fixture(autouse=True)
+def sizes(monkeypatch):
+    monkeypatch.setattr(growth, "SIZES", (64, 512))
+
+
+def test_starts_that_are_as_simulated_have_ratios_of_one():
+    need = Need(shared_bytes=100 * MIB, rest_s=2.5, cpu_s=2, is_first=True)
+    measured = {}
+    for nodes in (1, 2, 8):
+        told = predict(MACHINES, need, nodes, has_peers=True)
+        measured[nodes] = Measured(told.ready_s, told.store_bytes)
+    out = io.StringIO()
+    figures, ratios = growth.compare(MACHINES, measured, Console(file=out, width=100))
+    assert {name: pytest.approx(1) for name in ratios} == ratios
+    assert set(ratios) == {
+        "simulated_over_measured_2",
+        "simulated_over_measured_8",
+        "simulated_over_measured_store_2",
+        "simulated_over_measured_store_8",
+    }
+    values = {figure.name: figure.median for figure in figures}
+    assert values["simulated_store_512_nodes_mb"] < 1.1 * values["simulated_store_1_nodes_mb"]
+    assert "512" in out.getvalue()
+
+
+def test_a_start_that_took_twice_as_long_is_seen():
+    measured = {1: Measured(12, 100 * MIB), 4: Measured(40, 100 * MIB)}
+    _, ratios = growth.compare(MACHINES, measured, Console(file=io.StringIO()))
+    assert ratios["simulated_over_measured_4"] < 0.6
+
+
+def test_calls_grow_by_those_of_each_node():
+    measured = {nodes: [7 * nodes + 40] for nodes in (4, 16, 48)} | {1: [20]}
+    out = io.StringIO()
+    figures, ratios = growth.predict_calls(measured, Console(file=out))
+    assert ratios == {"simulated_over_measured_calls_16": pytest.approx(1)}
+    values = {figure.name: figure.median for figure in figures}
+    assert values["simulated_namenode_calls_512_nodes"] == pytest.approx(7 * 512 + 40)
+    assert "7.0 a node and 40 a job" in out.getvalue()
+
+
+def test_from_one_size_nothing_is_predicted():
+    assert growth.predict_calls({1: [20], 4: [60]}, Console(file=io.StringIO())) == ([], {})

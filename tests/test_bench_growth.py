@@ -10,7 +10,7 @@ from rich.console import Console
 from bootseer.simulate.start import Machines, Need, predict
 from bootseer.units import MIB
 
-MACHINES = Machines(store_bytes_per_s=20 * MIB, node_bytes_per_s=10 * MIB)
+MACHINES = Machines(store_bytes_per_s=20 * MIB, node_bytes_per_s=10 * MIB, processors=2)
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +36,7 @@ def test_starts_that_are_as_simulated_have_ratios_of_one():
     values = {figure.name: figure.median for figure in figures}
     assert values["simulated_store_512_nodes_mb"] < 1.1 * values["simulated_store_1_nodes_mb"]
     assert "512" in out.getvalue()
+    assert values["simulated_ready_512_nodes_s"] < 100, "it has more than two processors"
 
 
 def test_a_start_that_took_twice_as_long_is_seen():

@@ -32,6 +32,8 @@ def compare(
 ) -> tuple[list[Figure], dict[str, float]]:
     """Predict starts from that of one node, print them, and return figures and ratios.
 
+    Nodes of the sizes that cannot be measured have processors of their own.
+
     Args:
         machines: on which they were measured.
         measured: starts without a hot set by the number of their nodes, one node among them.
@@ -44,9 +46,10 @@ def compare(
     table = Table("nodes", "measured", "predicted", "from the store", "each by itself")
     figures, ratios = [], {}
     for nodes in (*sorted(measured), *SIZES):
-        told = predict(machines, need, nodes, has_peers=True)
-        lonely = predict(machines, need, nodes, has_peers=False)
         seen = measured.get(nodes)
+        where = machines if seen else replace(machines, processors=0)
+        told = predict(where, need, nodes, has_peers=True)
+        lonely = predict(where, need, nodes, has_peers=False)
         table.add_row(
             f"{nodes:,}",
             format_duration(seen.ready_s) if seen else "",

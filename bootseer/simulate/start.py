@@ -1,8 +1,8 @@
 """Simulate one start: nodes that read the same data, each its own data then, and the rest.
 
 All nodes begin at the same time. The shared data come from the store, or from the job's nodes as
-`bootseer.peers` has it: the same homes and readers, as many requests at once. Of much data for many
-nodes only a part is simulated, for the rest goes on at the same rate.
+`bootseer.peers` has it: the same homes and readers, as many requests at once. Where many nodes read
+much, a part of the data is simulated, and the rest is taken to be read at the same rate.
 """
 
 from __future__ import annotations
@@ -64,12 +64,10 @@ class Prediction:
     """A simulated start.
 
     Attributes:
-        nodes: how many.
         ready_s: when the last node is ready.
         store_bytes: that left the store.
     """
 
-    nodes: int
     ready_s: float
     store_bytes: int
 
@@ -91,7 +89,7 @@ def predict(machines: Machines, need: Need, nodes: int, *, has_peers: bool) -> P
     ready_s += shared_s + need.rest_s
     if machines.processors:
         ready_s += need.cpu_s * max(0, nodes / machines.processors - 1)
-    return Prediction(nodes, ready_s, round(store_bytes + shared_bytes))
+    return Prediction(ready_s, round(store_bytes + shared_bytes))
 
 
 def _each_by_itself(machines: Machines, size_bytes: int, nodes: int) -> tuple[float, float]:
@@ -111,11 +109,10 @@ class _Node:
         grid: of the job, as this node sees it.
         down, up: its link.
         left: pieces that its program has still to ask for.
-        missing: that have not come yet.
+        missing: that have not come yet; requests are under way for those that are not `left`.
         held: pieces that it has for other nodes, or will have: what is done with each once it is
             there; None from then on.
-        under_way: requests.
-        pace: how many may be.
+        pace: how many requests may be under way.
         ready_s: when it has all.
     """
 
@@ -125,7 +122,6 @@ class _Node:
     left: int
     missing: int
     held: dict[int, list[Callable[[], None]] | None] = field(default_factory=dict)
-    under_way: int = 0
     pace: Pace = field(default_factory=Pace)
     ready_s: float = 0.0
 
@@ -158,12 +154,11 @@ class _Exchange:
 
     def _ask(self, node: _Node) -> None:
         """Ask for as many shared pieces as may be under way."""
-        while node.left and node.under_way < node.pace.requests:
+        while node.left and node.missing - node.left < node.pace.requests:
             # From a hot pack, each node begins at another piece.
             began = 0 if self._is_first else node.grid.index
             piece = (began - node.left) % self._pieces
             node.left -= 1
-            node.under_way += 1
             home = self._nodes[node.grid.homes(_OBJECT, piece)[0]]
             self._get(home, piece, partial(self._send, home, node))
 
@@ -208,7 +203,6 @@ class _Exchange:
         """
         if sent_s:
             node.pace.note(sent_s)
-        node.under_way -= 1
         node.missing -= 1
         if node.missing:
             self._ask(node)

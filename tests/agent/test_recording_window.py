@@ -146,19 +146,19 @@ class Checkpoint:
 
 
 class Prefetching(Silent):
-    """A worker that says when its image is prefetched."""
+    """A worker that says when its image is prefetched, or dies before."""
 
     def __init__(self):
         super().__init__()
         self.prefetched = trio.Event()
-        self.dies = trio.Event()
+        self.dies = False
 
     async def receive(self):
-        if not self.prefetched.is_set():
-            await self.prefetched.wait()
-            return ImagesPrefetched(), []
-        await self.dies.wait()
-        raise Closed("it has died")
+        await self.prefetched.wait()
+        if self.dies:
+            raise Closed("it has died")
+        self.prefetched = trio.Event()
+        return ImagesPrefetched(), []
 
 
 WITH_CHECKPOINT = JOB._replace(image="", checkpoint="hdfs://h/c")
@@ -180,15 +180,19 @@ async def test_the_checkpoint_is_prefetched_after_images_and_environments(nurser
     window.close()
 
 
-async def test_the_checkpoint_waits_for_the_windows_own_image(nursery, autojump_clock):
+@pytest.mark.parametrize("dies", [False, True])
+async def test_the_checkpoint_waits_for_the_windows_own_image(dies, nursery, autojump_clock):
+    """A worker that has died holds nothing: the window itself stays open for much longer."""
     window, _ = new_window(WITH_CHECKPOINT, Checkpoint(True))
     worker = Prefetching()
+    worker.dies = dies
     nursery.start_soon(window.run, worker)
     await trio.sleep(5)
-    assert worker.told == []
+    assert worker.told == [] and not window.prefetched.is_set()
     worker.prefetched.set()
     await trio.testing.wait_all_tasks_blocked()
     assert worker.told == [CheckpointReadable(True)]
+    assert window.prefetched.is_set() and not window.recorded.is_set()
     window.close()
 
 
@@ -200,15 +204,3 @@ async def test_that_there_is_no_checkpoint_is_told_at_once(nursery, autojump_clo
         await trio.testing.wait_all_tasks_blocked()
         assert worker.told == [CheckpointReadable(False)]
     window.close()
-
-
-async def test_a_window_whose_worker_has_died_holds_nothing(nursery, autojump_clock):
-    """Its image will not be prefetched any more: other windows' checkpoint need not wait."""
-    window, _ = new_window()
-    worker = Prefetching()
-    nursery.start_soon(window.run, worker)
-    worker.prefetched.set()
-    worker.dies.set()
-    await window.prefetched.wait()
-    window.close()
-    await window.recorded.wait()

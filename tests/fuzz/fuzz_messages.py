@@ -152,6 +152,7 @@ TO_WORKER = (
     ),
     *(worker.ImageUnreadable(), worker.CheckpointReadable(True), worker.EnvironmentMounted("no")),
     *(worker.HoldPrefetch(True), worker.YieldToJob(), worker.CloseWindow(), worker.ReportImage()),
+    worker.FetchAhead(RANGES),
     *(worker.StopCheckpoint(1.5), worker.BlocksLent(), worker.BlocksRefused(True)),
     *(
         worker.ServeConnection("d"),

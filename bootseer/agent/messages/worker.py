@@ -86,7 +86,7 @@ class ImageUnreadable(NamedTuple):
 
 
 class CheckpointReadable(NamedTuple):
-    """To `warm_up`: whether the checkpoint can be read.
+    """To `warm_up`: it is the checkpoint's turn to be prefetched, or it cannot be read.
 
     Attributes:
         ok: it can be read; otherwise it never will be.

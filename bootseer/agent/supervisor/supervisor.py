@@ -226,8 +226,7 @@ class Supervisor:
     async def _serve_again(self, image: str, nursery: trio.Nursery) -> None:
         """Serve an image that the last run requested later."""
         try:
-            with self._context.images_first.hold():
-                await self._served.mount(image, nursery)
+            await self._served.mount(image, nursery)
         except BootseerError as error:
             self.events.fall_back("image.mount", f"{image[:100]!a}, as in the last run: {error}")
 
@@ -237,8 +236,7 @@ class Supervisor:
         """Mount the job's environment for its tasks."""
         why, began_ns = "", time.time_ns()
         try:
-            with self._context.images_first.hold():
-                await self._environments.name(wanted.key, wanted.targets, nursery)
+            await self._environments.name(wanted.key, wanted.targets, nursery)
             detail = one_line(", ".join(wanted.targets))
             self.events.note(Event("env.mount", began_ns, time.time_ns(), "agent", detail=detail))
         except (BootseerError, OSError) as error:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from bootseer.core.ranges import ByteRange
 from bootseer.core.tree_rows import BLOCK, BLOCK_BYTES, ENTRY, INODE, TreeRows
+from bootseer.env.snapshot.index import is_name
 from bootseer.image.hot.files import HotFile, HotRanges
 from bootseer.squashfs.superblock import BLOCK_RAW
 
@@ -66,7 +67,7 @@ class _Paths:
         while inode and len(names) < _DEEPEST:
             inode, at, length = self._entry_of.get(inode, (0, 0, 0))
             name = self._strings[at : at + length]
-            if not name or name in (b".", b"..") or b"/" in name or b"\0" in name:
+            if not is_name(name):
                 return b""
             names.append(name)
         return b"" if inode else b"/".join(reversed(names))

@@ -298,7 +298,7 @@ class _Reader:
         before = b""
         for at, length, inode in self._entries[first : first + count]:
             name = self._string(folder, at, length)
-            if not _is_name(name) or name <= before:
+            if not is_name(name) or name <= before:
                 raise self.refuse(folder, f"has an entry {name[:80]!a}, which is no name for one")
             before = name
             yield name, inode
@@ -369,7 +369,8 @@ class _Reader:
         return self.rows.strings[at : at + length]
 
 
-def _is_name(name: bytes) -> bool:
+def is_name(name: bytes) -> bool:
+    """Whether an entry of a folder may be called so."""
     return (
         0 < len(name) <= MAX_NAME_BYTES
         and name not in (b".", b"..")
@@ -379,7 +380,7 @@ def _is_name(name: bytes) -> bool:
 
 
 def _is_path(path: bytes) -> bool:
-    return len(path) <= MAX_PATH_BYTES and all(map(_is_name, path.split(b"/")))
+    return len(path) <= MAX_PATH_BYTES and all(map(is_name, path.split(b"/")))
 
 
 def _padded(data: bytes) -> bytes:

@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 
@@ -35,13 +34,6 @@ _COMMAND = "cat $BOOTSEER_IMAGE >/dev/null; echo ready $(date +%s%N)"
 _READY = re.compile(r"^ready (\d+)$", re.MULTILINE)
 
 
-class _Start(NamedTuple):
-    """One start: seconds until all nodes had all data, and bytes that left the store."""
-
-    ready_s: float
-    store_bytes: int
-
-
 def measure(
     nodes: Sequence[int], rounds: int, jars: Path, console: Console
 ) -> tuple[list[Figure], dict[str, float]]:
@@ -55,7 +47,7 @@ def measure(
         jars: Hadoop's.
         console: what is measured is printed there.
     """
-    measured: dict[str, list[_Start]] = {}
+    measured: dict[str, list[Measured]] = {}
     spec = ClusterSpec(
         name="bench-peers",
         nodes=max(nodes),
@@ -117,7 +109,7 @@ class _Bench:
         add = [site.bootseer(), "image", "import", "/shared/image.sqsh", "--name", NAME, "-q"]
         self._cluster.run(add, user=USER, timeout_s=600)
 
-    def start(self, nodes: int, *, min_nodes: int) -> _Start:
+    def start(self, nodes: int, *, min_nodes: int) -> Measured:
         """Run one job on nodes that have nothing of the image."""
         self._set(min_nodes)
         for node in self._cluster.node_names:
@@ -135,7 +127,7 @@ class _Bench:
         self._cluster.wait_for_job(job)
         self._lab.fallbacks(job)  # which it prints
         sent = self._sent_bytes() - before
-        start = _Start((max(ready) - began_ns) / NS_PER_S, sent)
+        start = Measured((max(ready) - began_ns) / NS_PER_S, sent)
         how = "" if min_nodes else ", each by itself"
         print(f"{nodes} nodes{how}: {start.ready_s:.1f} s, {sent / 1e6:.0f} MB from the store")
         return start

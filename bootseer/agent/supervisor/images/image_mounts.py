@@ -79,8 +79,9 @@ class ServedImages:
             BootseerError: the image cannot be mounted.
         """
         name = reference(uri)
-        async with self._mounting:
-            return self._by_name.get(name) or await self._mount(name, nursery)
+        with self._context.images_first.hold():
+            async with self._mounting:
+                return self._by_name.get(name) or await self._mount(name, nursery)
 
     def number(self, uri: str) -> int:
         """Return the mount number of a served image.

@@ -51,7 +51,7 @@ class RecordingWindow:
         images: the recorded images.
         is_used: the job itself uses them, not only its plan.
         settled: set once the worker has found its image, or has none.
-        prefetched: set once the worker has prefetched its image, or does not.
+        prefetched: set once the worker has prefetched its image, or has ended.
         recorded: set at the end.
     """
 
@@ -149,7 +149,6 @@ class RecordingWindow:
                 nursery.cancel_scope.cancel()
                 try:
                     self._note_ready(Ready("the worker has ended"))
-                    self.prefetched.set()
                     self._worker = None
                     with trio.CancelScope(shield=True):
                         await worker.end()
@@ -188,6 +187,8 @@ class RecordingWindow:
         except BootseerError as error:
             self._events.fall_back("agent.worker", f"the prefetch worker has ended early: {error}")
             self._note_ready(Ready("the worker has ended"))
+        finally:
+            self.prefetched.set()
 
     async def _handle(self, message: FromWorker, fds: list[int]) -> None:
         match message:

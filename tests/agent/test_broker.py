@@ -21,6 +21,7 @@ from bootseer.agent.broker.mounts import MAX_IMAGES, MAX_OVERLAYS
 from bootseer.agent.broker.processes import MAX_WORKERS, STOP_CHECKS, Processes
 from bootseer.agent.broker.user_slots import MAX_OF_USER, UserSlots
 from bootseer.agent.messages.broker import (
+    SERVERS,
     VERBS,
     ClearOverlays,
     CreateOverlay,
@@ -317,7 +318,7 @@ def test_a_users_jobs_have_so_many_processes_together(tmp_path):
 def test_a_process_that_is_killed_leaves_its_slot(serving):
     processes, _ = serving
     for _ in range(2 * MAX_OF_USER):
-        processes.kill(start(processes, "publish"))
+        processes.kill(start(processes, Role.PUBLISH))
 
 
 # Its end.
@@ -562,7 +563,7 @@ def go_on(pid):
     wait_until(lambda: state(pid) != "T", "it goes on")
 
 
-@pytest.mark.parametrize("role", ["serve_image", "serve_checkpoint"])
+@pytest.mark.parametrize("role", SERVERS)
 def test_a_mount_server_found_stopped_repeatedly_is_killed(serving, role):
     processes, begun = serving
     handle = start(processes, role, connection=0)
@@ -584,8 +585,8 @@ def test_a_mount_server_found_stopped_repeatedly_is_killed(serving, role):
 
 def test_continued_servers_and_other_workers_are_not_killed(serving):
     processes, begun = serving
-    start(processes, "serve_image", connection=0)
-    start(processes, "publish")
+    start(processes, Role.SERVE_IMAGE, connection=0)
+    start(processes, Role.PUBLISH)
     stop(begun[0])
     processes.kill_stopped()
     go_on(begun[0])
@@ -596,13 +597,24 @@ def test_continued_servers_and_other_workers_are_not_killed(serving):
     assert state(begun[1]) == "T"
 
 
-def test_an_image_server_outlives_the_broker(serving):
+def test_image_servers_outlive_the_broker_and_are_registered(serving, monkeypatch):
+    registered = []
+    monkeypatch.setattr(
+        processes_module, "register_servers", lambda folder, pids: registered.append(pids)
+    )
     processes, begun = serving
-    for role, connection in (("serve_image", 0), ("serve_checkpoint", 0), ("publish", None)):
+    begun.append(child())
+    processes.adopt(begun[0], Role.SERVE_IMAGE)
+    for role, connection in (
+        (Role.SERVE_IMAGE, 0),
+        (Role.SERVE_CHECKPOINT, 0),
+        (Role.PUBLISH, None),
+    ):
         start(processes, role, connection)
+    assert registered == [begun[:1], begun[:2]]
     processes.end()
-    wait_until(lambda: [state(pid) for pid in begun[1:]] == ["Z", "Z"], "the others are killed")
-    assert state(begun[0]) in ("R", "S")
+    wait_until(lambda: [state(pid) for pid in begun[2:]] == ["Z", "Z"], "the others are killed")
+    assert [state(pid) in ("R", "S") for pid in begun[:2]] == [True, True]
 
 
 def test_a_job_has_so_many_processes_and_no_more(monkeypatch, tmp_path):
@@ -616,9 +628,9 @@ def test_a_job_has_so_many_processes_and_no_more(monkeypatch, tmp_path):
 
     monkeypatch.setattr(spawn, "spawn_worker", begin)
     for _ in range(MAX_WORKERS):
-        start(processes, "publish")
+        start(processes, Role.PUBLISH)
     with pytest.raises(Unavailable, match="may have only"):
-        processes.start("publish")
+        processes.start(Role.PUBLISH)
 
 
 # Mounts for slurmstepd.

@@ -53,7 +53,7 @@ async def test_a_job_has_its_image_though_the_agent_dies_meanwhile(monkeypatch, 
     for end in ends:
         end.setblocking(False)
     agent, worker = supervisor_end(ends[0]), worker_end(ends[1])
-    task = Task(worker, StartTask(JOB, {}))
+    task = Task(worker, StartTask(JOB, {}), connection=0)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_image.run, task)

@@ -551,7 +551,8 @@ def test_the_plugin_is_told_once_an_image_file_cannot_be_read(agent, tmp_path, m
 def test_a_prefetch_worker_whose_broker_has_ended_ends():
     """It is still root's: the fork is made before rights are dropped."""
     born, end = os.pipe()
-    start = SimpleNamespace(job=JOB, broker_pid=2**22 + 1, born=end, opener=None)
+    ends = {"born": end, "opener": None, "checkpoint": None, "image": None}
+    start = SimpleNamespace(job=JOB, broker_pid=2**22 + 1, **ends)
     with fork_worker(start, Role.WARM_UP) as channel, os.fdopen(born, "rb") as told:
         os.close(end)
         assert select.select([told], [], [], 10)[0] == [told] and told.read() == b""

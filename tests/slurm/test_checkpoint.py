@@ -236,7 +236,7 @@ def _servers(lab, node, job_id):
     return [
         process
         for process in lab.cluster.processes(node)
-        if " serve_checkpoint alice" in process.command
+        if process.name == "bs-serve_checkpoint"[:15]
     ]
 
 

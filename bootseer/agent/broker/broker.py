@@ -93,13 +93,13 @@ class Broker:
         """
         match request:
             case messages.StartWorker(role):
-                handle, end = self._processes.start(_known(Role, role).module)
+                handle, end = self._processes.start(_known(Role, role))
                 sent.append(end.detach())
                 return handle
             case messages.StartImageServer(number, is_tree):
-                server = self.mounts.make_image(number, bool(is_tree))
-                sent += [server.channel.detach()] if server.channel is not None else []
-                return server.handle
+                handle, end = self.mounts.serve_image(number, bool(is_tree))
+                sent.append(end.detach())
+                return handle
             case messages.KillWorker(handle):
                 self._processes.kill(handle)
             case messages.Unmount(mount, number):

@@ -8,6 +8,7 @@ Imports the standard library and bootseer's C extension only.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -16,8 +17,8 @@ from threading import Lock
 
 from bootseer._io import lib
 from bootseer.agent.broker.processes import Processes
-from bootseer.agent.broker.supervisor_start import ServerProcess
-from bootseer.agent.messages.broker import MountKind
+from bootseer.agent.broker.supervisor_start import NewMount
+from bootseer.agent.messages.broker import MountKind, Role
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.errors import BootseerError, Denied, NotFound, Unavailable
@@ -54,43 +55,45 @@ class Mounts:
         self._overlays = 0
         self._lock = Lock()  # guards the numbering of overlays
 
-    def make_checkpoint(self) -> ServerProcess:
+    def make_checkpoint(self) -> NewMount:
         """Mount the job's checkpoint and tell the prolog and the plugin."""
         job = self._job
         options = MountOptions(read_only=job.read_only, checks_modes=False)
-        made = self._make(self._folder.mount, "serve_checkpoint", options)
+        made = self._make(self._folder.mount, options)
         whose = "listed" if job.mountpoint_listed else "owned"
-        state = "failed" if made.error else whose
+        state = "failed" if isinstance(made, str) else whose
         self._folder.write_mounted(self._folder.mounted, state, job.mountpoint)
         return made
 
-    def make_first_image(self) -> ServerProcess:
+    def make_first_image(self) -> NewMount:
         """Mount the image that the job was given and tell the prolog and the plugin."""
         options = MountOptions(read_only=True, confined=self._job.image.startswith(ENVIRONMENT))
-        made = self._make(self._folder.image, "serve_image", options)
-        self._folder.write_mounted(self._folder.served, "failed" if made.error else "owned")
+        made = self._make(self._folder.image, options)
+        state = "failed" if isinstance(made, str) else "owned"
+        self._folder.write_mounted(self._folder.served, state)
         return made
 
-    def make_image(self, number: int, is_tree: bool) -> ServerProcess:
-        """Mount another image.
+    def serve_image(self, number: int, is_tree: bool) -> tuple[int, socket.socket]:
+        """Mount another image and start its server; returns what `Processes.start` does.
 
         Args:
             number: the mount's number, from 1.
             is_tree: the mount may be shown in namespaces that its user owns.
 
         Raises:
-            Unavailable: the image cannot be mounted.
+            BootseerError, OSError: the image cannot be mounted.
         """
         if not 1 <= number <= MAX_IMAGES:
             raise Unavailable(f"this job may have only {MAX_IMAGES} image mounts")
         options = MountOptions(read_only=True, confined=is_tree)
-        path = self._folder.image_mount(number)
-        made = self._make(path, "serve_image", options)
-        if made.error:
-            with suppress(OSError):  # a file system is mounted there
-                os.rmdir(path)
-            raise Unavailable(made.error)
-        return made
+        connection = self._attach(self._folder.image_mount(number), options)
+        try:
+            return self._processes.start(Role.SERVE_IMAGE, connection)
+        except BaseException:
+            self.unmount(MountKind.IMAGE, number)
+            raise
+        finally:
+            os.close(connection)
 
     def path(self, mount: MountKind, number: int) -> str:
         """Return the path of a mount.
@@ -175,22 +178,25 @@ class Mounts:
                 with suppress(OSError):
                     root_mounts.uncover(Path(self.path(MountKind.ENVIRONMENT, number)))
 
-    def _make(self, path: str, role: str, options: MountOptions) -> ServerProcess:
-        job = self._job
+    def _make(self, path: str, options: MountOptions) -> NewMount:
         try:
-            os.mkdir(path, 0o755)
-            connection = root_mounts.attach(Path(path), job.uid, job.gid, options, self._groups)
-            try:
-                # If that process dies, the kernel answers reads with errors.
-                return ServerProcess(*self._processes.start(role, connection))
-            except BaseException:
-                with suppress(OSError):
-                    root_mounts.detach(Path(path))
-                raise
-            finally:
-                os.close(connection)
+            return self._attach(path, options)
         except (BootseerError, OSError) as error:
-            return ServerProcess(error=str(error) or repr(error))
+            return str(error) or repr(error)
+
+    def _attach(self, path: str, options: MountOptions) -> int:
+        """Mount; returns the FUSE connection: once it is closed everywhere, reads return errors.
+
+        Raises:
+            BootseerError, OSError: mounting failed, or there is a mount already.
+        """
+        job = self._job
+        os.mkdir(path, 0o755)
+        try:
+            return root_mounts.attach(Path(path), job.uid, job.gid, options, self._groups)
+        except BaseException:
+            os.rmdir(path)
+            raise
 
     @cached_property
     def _groups(self) -> Sequence[int]:

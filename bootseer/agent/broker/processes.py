@@ -15,6 +15,7 @@ from threading import Lock
 
 from bootseer.agent.broker.registration import register_servers
 from bootseer.agent.broker.user_slots import UserSlots
+from bootseer.agent.messages.broker import SERVERS, Role
 from bootseer.agent.node import spawn
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.errors import NotFound, Unavailable
@@ -24,6 +25,8 @@ MAX_WORKERS = 128
 STOP_CHECK_S = 1.0
 STOP_CHECKS = 3
 """Kill a mount's server found stopped so many times, with so many seconds between checks."""
+_OUTLIVES = Role.SERVE_IMAGE
+"""Worker that the job needs even after its agent has died."""
 _KILL_S = 1.0
 """Time to wait for a killed process: in an uninterruptible read it may not end."""
 _POLL_S = 0.002
@@ -35,16 +38,14 @@ class _Child:
 
     Attributes:
         pid: process id; the child is not reaped while this object exists.
-        slot: the `UserSlots` slot it occupies; None for a copy of the broker.
-        serves: it serves a mount of the job, so other processes may wait for it.
-        outlives: it does not end with the broker.
+        slot: the `UserSlots` slot it occupies; None for what each job has.
+        role: the worker's; None for a copy of the broker.
         times_stopped: how often it was found stopped.
     """
 
     pid: int
     slot: int | None = None
-    serves: bool = False
-    outlives: bool = False
+    role: Role | None = None
     times_stopped: int = 0
 
 
@@ -70,17 +71,22 @@ class Processes:
     # Guards the children; a child is not reaped while it is held.
     _lock: Lock = field(default_factory=Lock)
 
-    def adopt(self, pid: int) -> int:
-        """Register a child; returns its handle."""
-        return self._keep(_Child(pid))
+    def adopt(self, pid: int, role: Role | None = None) -> int:
+        """Register a child; returns its handle.
 
-    def start(self, role: str, connection: int | None = None) -> tuple[int, socket.socket]:
+        Args:
+            pid: the child, a copy of the broker or of the supervisor.
+            role: the worker's, if it is one. An image's server outlives the broker; the server of
+                any mount is killed if found stopped.
+        """
+        return self._keep(_Child(pid, None, role))
+
+    def start(self, role: Role, connection: int | None = None) -> tuple[int, socket.socket]:
         """Start a worker; returns its handle and our end of its channel.
 
         Args:
-            role: see `bootseer.agent.workers.base`.
-            connection: FUSE connection of the mount it serves, if any; stays the caller's. An
-                image's server outlives the broker; any server is killed if found stopped.
+            role: as for `adopt`.
+            connection: FUSE connection of the mount it serves, if any; stays the caller's.
 
         Raises:
             Unavailable: the limit of workers is reached.
@@ -91,18 +97,12 @@ class Processes:
         with self._lock:
             slot = self.slots.take()
         try:
-            pid, end = spawn.spawn_worker(self.folder, self.job, role, connection)
+            pid, end = spawn.spawn_worker(self.folder, self.job, role.module, connection)
         except BaseException:
             with self._lock:
                 self.slots.give(slot)
             raise
-        child = _Child(pid, slot, connection is not None, role == "serve_image")
-        handle = self._keep(child)
-        if child.outlives:
-            with self._lock:
-                lasting = [one.pid for one in self._children.values() if one.outlives]
-            register_servers(self.folder, lasting)
-        return handle, end
+        return self._keep(_Child(pid, slot, role)), end
 
     def kill(self, handle: int) -> None:
         """Kill a process if it has not ended, and wait for its end, at most a second.
@@ -130,7 +130,7 @@ class Processes:
         """
         with self._lock:
             for child in self._children.values():
-                if child.serves and _is_stopped(child.pid):
+                if child.role in SERVERS and _is_stopped(child.pid):
                     child.times_stopped += 1
                     if child.times_stopped == STOP_CHECKS:
                         os.kill(child.pid, signal.SIGKILL)
@@ -139,13 +139,16 @@ class Processes:
         """Kill all children that do not outlive the broker, without waiting."""
         with self._lock:
             for child in self._children.values():
-                if not child.outlives:
+                if child.role is not _OUTLIVES:
                     os.kill(child.pid, signal.SIGKILL)
 
     def _keep(self, child: _Child) -> int:
         with self._lock:
             handle = next(self._numbers)
             self._children[handle] = child
+            lasting = [each.pid for each in self._children.values() if each.role is _OUTLIVES]
+        if child.role is _OUTLIVES:
+            register_servers(self.folder, lasting)
         return handle
 
 

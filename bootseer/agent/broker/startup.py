@@ -1,7 +1,7 @@
 """The broker's start: make the mounts, start the image's opener, then the supervisor.
 
 The prolog waits for the mounts only. A process that touches one earlier waits in it. The supervisor
-is a fork of this process. It imports its modules, starts the prefetch worker and drops root's
+is a fork of this process. It imports its modules, forks the job's first workers and drops root's
 rights before it reads anything but settings.
 
 Imports the standard library and bootseer's C extension only, except in the supervisor.
@@ -87,26 +87,23 @@ def _serve_job(mode: str, folder: JobFolder, job: Job, settings: BrokerSettings)
     def supervise() -> None:
         for end in (ours, lends, mounts):
             end.close()
-        os.close(born)
         # Imported only now: the import takes longer than all of the above.
         importlib.import_module("bootseer.agent.supervisor.start").begin(start)
 
     adopt_orphans(True)  # the workers that it forks become our children
-    supervisor = fork(supervise)
-    for end in (*start.sockets, *([opener] if opener is not None else [])):
+    fork(supervise)
+    for end in start.sockets:
         end.close()
-    os.close(pid_end)
+    start.close_workers_ends()
     processes.adopt(fork_lender(job, settings, lends))
     reset_priority()
     with os.fdopen(born, "rb") as pipe:
-        told = [line.split() for line in pipe]
-    pids = {int(role): int(pid) for role, pid in told}
+        pids = {int(role): int(pid) for role, pid in map(bytes.split, pipe)}
     adopt_orphans(False)
     with suppress(OSError):  # it has ended
         for role in FORKED:
-            handle = processes.adopt(pids[role]) if role in pids else 0
+            handle = processes.adopt(pids[role], role) if role in pids else 0
             ours.send(Reply(0, value=handle).encode())
     is_finished = broker.run(ours, mounts)
     processes.end()
-    os.waitpid(supervisor, os.WNOHANG)
     return is_finished

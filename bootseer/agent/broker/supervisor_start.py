@@ -5,26 +5,16 @@ Imports the standard library only.
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from bootseer.agent.node.broker_settings import NodeAccount
 from bootseer.agent.node.job import Job, JobFolder
 
-
-@dataclass(frozen=True, slots=True)
-class ServerProcess:
-    """A process that serves a mount, or the error that prevented it.
-
-    Attributes:
-        handle: the broker's handle of the process.
-        channel: channel to the process; None if there is none.
-        error: why mounting failed; "" if it succeeded.
-    """
-
-    handle: int = 0
-    channel: socket.socket | None = None
-    error: str = ""
+NewMount: TypeAlias = int | str
+"""Descriptor of the FUSE connection of a mount without a server, or why mounting failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +28,7 @@ class SupervisorStart:
         broker, lender: channels to the broker and the lender.
         control: the control socket; None when cleaning up after a dead agent.
         opener: socket with the image opener's answer; None without an image.
-        checkpoint, image: servers of the job's mounts; None if not requested.
+        checkpoint, image: the job's mounts; None if not requested.
         born: pipe for the roles and process ids of the workers that the supervisor forks.
     """
 
@@ -50,12 +40,20 @@ class SupervisorStart:
     lender: socket.socket
     control: socket.socket | None
     opener: socket.socket | None
-    checkpoint: ServerProcess | None
-    image: ServerProcess | None
+    checkpoint: NewMount | None
+    image: NewMount | None
     born: int
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """The sockets that the supervisor keeps; the opener's goes to the prefetch worker."""
-        servers = [s.channel for s in (self.checkpoint, self.image) if s is not None]
-        return [s for s in (self.broker, self.lender, self.control, *servers) if s is not None]
+        """The sockets that the supervisor keeps."""
+        return [s for s in (self.broker, self.lender, self.control) if s is not None]
+
+    def close_workers_ends(self) -> None:
+        """Close what only the forked workers keep."""
+        os.close(self.born)
+        if self.opener is not None:
+            self.opener.close()
+        for mount in (self.checkpoint, self.image):
+            if isinstance(mount, int):
+                os.close(mount)

@@ -20,13 +20,17 @@ class Role(IntEnum):
     UPLOAD_IMPORT = 3
     AWAIT_IMPORT = 4
     SERVE_PEERS = 5
+    SERVE_IMAGE = 6
+    SERVE_CHECKPOINT = 7
 
     @property
     def module(self) -> str:
         return self.name.lower()
 
 
-FORKED = (Role.WARM_UP, Role.SERVE_PEERS)
+SERVERS = (Role.SERVE_IMAGE, Role.SERVE_CHECKPOINT)
+"""Workers that serve a mount."""
+FORKED = (*SERVERS, Role.WARM_UP, Role.SERVE_PEERS)
 """Workers that the supervisor forks as it starts, instead of asking for them."""
 
 

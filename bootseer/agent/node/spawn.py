@@ -89,16 +89,12 @@ def spawn_worker(
         actions = []
         for fd, wanted in given.items():
             # Through high numbers: either may have the number that the other shall get.
-            high = _high(fd)
+            high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, CONNECTION_FD + 1)
             opened.callback(os.close, high)
             actions.append((os.POSIX_SPAWN_DUP2, high, wanted))
         pid = os.posix_spawn(argv[0], argv, environment(folder), file_actions=actions)
         kept.pop_all()
     return pid, ours
-
-
-def _high(fd: int) -> int:
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, CONNECTION_FD + 1)
 
 
 def fork(work: Callable[[], None]) -> int:

@@ -36,12 +36,12 @@ def begin(start: SupervisorStart) -> None:
     role_name.show("supervisor")
     config, control = settings.load(), start.control
     log.set_up(is_debugging=config.node.debug_log)
-    has_peers = start.job.has_peers(config.peers.min_nodes)
-    roles = [role for role in FORKED if has_peers or role is not Role.SERVE_PEERS]
-    forked = {role: fork_worker(start, role) for role in roles if control is not None}
-    os.close(start.born)
-    if start.opener is not None:
-        start.opener.close()  # the prefetch worker has it
+    mounts = {Role.SERVE_IMAGE: start.image, Role.SERVE_CHECKPOINT: start.checkpoint}
+    is_needed = {role: isinstance(mount, int) for role, mount in mounts.items()}
+    is_needed[Role.SERVE_PEERS] = start.job.has_peers(config.peers.min_nodes)
+    roles = [role for role in FORKED if control is not None and is_needed.get(role, True)]
+    forked = {role: fork_worker(start, role) for role in roles}
+    start.close_workers_ends()
     ends = [*start.sockets, *forked.values()]
     give_up_rights(start, config.node.cache_dir, [end.fileno() for end in ends])
     handles = {role: decode_reply(start.broker.recv(MAX_BYTES)).value for role in FORKED}
@@ -51,13 +51,19 @@ def begin(start: SupervisorStart) -> None:
     if control is None:
         trio.run(Supervisor(start.folder, start.job, config, broker, lender).publish_orphan)
         leave(0)
-    checkpoint, image = _checkpoint(start, broker), _image(start, broker, lender, config)
     workers = {role: Worker(broker, handles[role], end) for role, end in forked.items()}
+    checkpoint = image = None
+    if Role.SERVE_CHECKPOINT in workers:
+        checkpoint = MountedCheckpoint(broker, workers[Role.SERVE_CHECKPOINT])
+    if Role.SERVE_IMAGE in workers:
+        kernel = KernelMount(start.folder, broker, config.image.kernel_mount)
+        server, path = workers[Role.SERVE_IMAGE], start.folder.image
+        image = ServedImage(broker, lender, 0, path, server, start.job.image, kernel)
     peers = workers.get(Role.SERVE_PEERS)
     agent = Supervisor(start.folder, start.job, config, broker, lender, checkpoint, image, peers)
-    for stage, server in (("checkpoint.mount", start.checkpoint), ("image.mount", start.image)):
-        if server is not None and server.error:
-            agent.events.fall_back(stage, server.error)
+    for stage, mount in (("checkpoint.mount", start.checkpoint), ("image.mount", start.image)):
+        if isinstance(mount, str):
+            agent.events.fall_back(stage, mount)
     trio.run(agent.run, workers[Role.WARM_UP], control)
     leave(0)
 
@@ -81,21 +87,3 @@ def give_up_rights(start: SupervisorStart, cache_dir: str, keep: list[int]) -> N
     with suppress(OSError, Denied):  # reported when a run has to be stored there
         folders.append(spool.make_folder(cache_dir, start.job.uid))
     limit_changes(*filter(os.path.isdir, folders))
-
-
-def _checkpoint(start: SupervisorStart, broker: RequestClient) -> MountedCheckpoint | None:
-    server = start.checkpoint
-    if server is None or server.channel is None:
-        return None
-    return MountedCheckpoint(broker, Worker(broker, server.handle, server.channel))
-
-
-def _image(
-    start: SupervisorStart, broker: RequestClient, lender: RequestClient, config: settings.Config
-) -> ServedImage | None:
-    server = start.image
-    if server is None or server.channel is None:
-        return None
-    kernel = KernelMount(start.folder, broker, config.image.kernel_mount)
-    worker = Worker(broker, server.handle, server.channel)
-    return ServedImage(broker, lender, 0, start.folder.image, worker, start.job.image, kernel)

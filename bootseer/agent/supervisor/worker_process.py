@@ -97,6 +97,7 @@ def fork_worker(start: SupervisorStart, role: Role) -> socket.socket:
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     job = start.job
+    mount = {Role.SERVE_CHECKPOINT: start.checkpoint, Role.SERVE_IMAGE: start.image}.get(role)
 
     def work(between: int) -> None:
         while os.getppid() == between:
@@ -108,7 +109,8 @@ def fork_worker(start: SupervisorStart, role: Role) -> socket.socket:
         ours.close()
         user = (job.user, job.uid, job.gid)
         opened = start.opener if role is Role.WARM_UP else None
-        base.serve(role.module, theirs, *user, start.broker_pid, opened)
+        connection = mount if isinstance(mount, int) else None
+        base.serve(role.module, theirs, *user, start.broker_pid, opened, connection)
 
     def leave_behind() -> None:
         spawn.fork(partial(work, os.getpid()))

@@ -55,6 +55,7 @@ class Task:
         channel: WorkerEnd,
         start: StartTask,
         opened: socket.socket | None = None,
+        connection: int | None = None,
         mksquashfs: Start = start_plainly,
     ) -> None:
         """Take the task from the agent's first message.
@@ -63,10 +64,12 @@ class Task:
             channel: channel to the agent.
             start: the first message.
             opened: socket with the image opener's answer.
+            connection: FUSE connection of the mount to serve.
             mksquashfs: starts mksquashfs.
         """
         self.channel = channel
         self.mksquashfs = mksquashfs
+        self._connection = connection
         self._opened = opened
         self.job = start.job
         self.config = Config(start.config, "the agent's task")
@@ -107,6 +110,12 @@ class Task:
         if self._opened is None:
             return await trio.to_thread.run_sync(open_and_identify, path, abandon_on_cancel=True)
         return await trio.to_thread.run_sync(receive, self._opened, path, abandon_on_cancel=True)
+
+    @property
+    def connection(self) -> int:
+        """Return the FUSE connection of the mount that this worker serves."""
+        assert self._connection is not None  # by its role
+        return self._connection
 
     @asynccontextmanager
     async def stage(self, name: str) -> AsyncIterator[StageReport]:
@@ -160,6 +169,7 @@ def serve(
     gid: int,
     agent: int,
     opened: socket.socket | None = None,
+    connection: int | None = None,
 ) -> None:
     """Become the user, receive a task and carry it out; does not return.
 
@@ -169,14 +179,13 @@ def serve(
         user, uid, gid: the user whose rights to take on.
         agent: process id of the agent.
         opened: socket with the image opener's answer.
+        connection: FUSE connection of the mount to serve.
     """
     role_name.show(role)
     # Imported before dropping rights: the user may be unable to read this installation.
     work = importlib.import_module(f"bootseer.agent.workers.{role}").run
-    # A mount's server holds data that the job has written, or its running programs.
-    serves = role in ("serve_checkpoint", "serve_image")
     keep = [end.fileno()]
-    keep += [CONNECTION_FD] if serves else []
+    keep += [connection] if connection is not None else []
     keep += [opened.fileno()] if opened is not None else []
     mksquashfs: Start = start_plainly
     if role == "run_environment":
@@ -188,14 +197,16 @@ def serve(
         *(user, uid, gid, agent),
         keep=keep,
         profile=pin | accept | Confinement.NETWORK,
-        expendable=not serves,
+        # A mount's server holds data that the job has written, or its running programs.
+        expendable=connection is None,
         outlives=role == "serve_image",
     )
 
     async def take_task() -> None:
         channel = worker_end(end)
         try:
-            task = Task(channel, await _receive_start(channel), opened, mksquashfs)
+            start = await _receive_start(channel)
+            task = Task(channel, start, opened, connection, mksquashfs)
             log.set_up(is_debugging=task.config.node.debug_log)
             has_peers = task.job.has_peers(task.config.peers.min_nodes)
             urls = store_urls(role, task.job, task.config)
@@ -233,4 +244,6 @@ async def _receive_start(channel: WorkerEnd) -> StartTask:
 def main() -> None:
     """Run a worker; arguments: role, user, uid, gid, agent's process id."""
     role, user, uid, gid, agent = sys.argv[1:6]
-    serve(role, socket.socket(fileno=CHANNEL_FD), user, int(uid), int(gid), int(agent))
+    connection = CONNECTION_FD if role == "serve_image" else None
+    end = socket.socket(fileno=CHANNEL_FD)
+    serve(role, end, user, int(uid), int(gid), int(agent), None, connection)

@@ -13,7 +13,6 @@ from bootseer.agent.messages.worker import (
     CloseWindow,
     StopCheckpoint,
 )
-from bootseer.agent.node.spawn import CONNECTION_FD
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.serve import CheckpointOptions, CheckpointService, serve_checkpoint
@@ -59,7 +58,7 @@ async def run(task: Task) -> None:
         async def serve(*, task_status: trio.TaskStatus[CheckpointService]) -> None:
             with stop:
                 await serve_checkpoint(
-                    store, CONNECTION_FD, owners, options, task_status=task_status
+                    store, task.connection, owners, options, task_status=task_status
                 )
             nursery.cancel_scope.cancel()
 

@@ -22,7 +22,6 @@ from bootseer.agent.messages.worker import (
     ImageServed,
     ReportImage,
 )
-from bootseer.agent.node.spawn import CONNECTION_FD
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.agent.workers.images.access_strategy import AccessSelector
 from bootseer.agent.workers.images.hot_pack import JobPack
@@ -101,24 +100,24 @@ async def run(task: Task) -> None:
         async def serve(*, task_status: trio.TaskStatus[None]) -> None:
             if served is None:
                 view = MissingImage(task.job.uid, task.job.gid)
-                await serve_fd(view, CONNECTION_FD, task_status=task_status)
+                await serve_fd(view, task.connection, task_status=task_status)
             else:
-                await _serve(served, task_status)
+                await _serve(task.connection, served, task_status)
             nursery.cancel_scope.cancel()
 
         await nursery.start(serve)
         nursery.start_soon(_handle_messages, task, served, nursery, is_new)
 
 
-async def _serve(served: _Served, task_status: trio.TaskStatus[None]) -> None:
+async def _serve(connection: int, served: _Served, task_status: trio.TaskStatus[None]) -> None:
     """Serve the open image until the mount is detached."""
     cached = served.cache.cached
     if isinstance(served.view, ImageView):
-        await serve_fd(served.view, CONNECTION_FD, cached, task_status=task_status)
+        await serve_fd(served.view, connection, cached, task_status=task_status)
     else:
         assert served.tree is not None
         blocks = cached or no_blocks(served.manifest)
-        await serve_tree(served.tree, served.view, CONNECTION_FD, blocks, task_status=task_status)
+        await serve_tree(served.tree, served.view, connection, blocks, task_status=task_status)
 
 
 async def _open(task: Task, nursery: trio.Nursery, opened: AsyncExitStack) -> _Served:

@@ -108,7 +108,7 @@ class JobShell:
         (server,) = (
             process.pid
             for process in self._lab.cluster.processes(node)
-            if " serve_image " in process.command and str(process.pid) in children
+            if process.name == "bs-serve_image" and str(process.pid) in children
         )
         return server
 

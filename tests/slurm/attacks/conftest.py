@@ -24,7 +24,7 @@ ROLES = (
     *("warm_up", "serve_image", "serve_checkpoint", "run_environment", "provide_environment"),
     *("publish", "upload_import", "await_import", "identify_image", "hot_pack", "mksquashfs"),
 )
-"""Words of a command line that tell what a process of ours does."""
+"""Words of a command line, or of a name, that tell what a process of ours does."""
 _OURS = re.compile(r"bootseer\.(agent|broker|supervisor)|bootseer-(pro|epi)log|^\S*mksquashfs")
 _TAG = re.compile(rb"\0BOOTSEER_JOB_DIR=([^\0]*)")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -81,7 +81,8 @@ class Arena(Lab):
                     continue
                 inner = int(_status(process.pid)["NSpid"].split()[-1])
                 words = set(process.command.replace("/", " ").split())
-                what = next((r for r in ROLES if r in words), "")
+                named = (r for r in ROLES if r in words or f"bs-{r}"[:15] == process.name)
+                what = next(named, "")
                 is_hook = re.search(r"bootseer-(pro|epi)log", process.command)
                 what = what or ("hook" if is_hook else "broker" if process.uid == 0 else "worker")
                 found.append(Ours(process.pid, inner, process.uid, what, process.command))

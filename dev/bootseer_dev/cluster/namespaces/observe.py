@@ -17,11 +17,13 @@ class NodeProcess:
         pid: as the host counts, so that a test may signal it.
         uid: its effective user.
         command: its arguments, joined by blanks; a kernel-style ``[name]`` for a zombie.
+        name: what `ps -e` calls it, at most 15 characters; a fork's arguments are its parent's.
     """
 
     pid: int
     uid: int
     command: str
+    name: str
 
 
 def inner_pids(keeper_pid: int) -> dict[int, int]:
@@ -51,9 +53,8 @@ def processes(holder_pid: int, *, namespaces: tuple[str, ...]) -> list[NodeProce
         except OSError:  # it is gone, or is none of ours
             continue
         command = " ".join(word.decode(errors="replace") for word in words)
-        found.append(
-            NodeProcess(pid, int(status["Uid"].split()[1]), command or f"[{status['Name']}]")
-        )
+        name, uid = status["Name"], int(status["Uid"].split()[1])
+        found.append(NodeProcess(pid, uid, command or f"[{name}]", name))
     return sorted(found, key=lambda process: process.pid)
 
 

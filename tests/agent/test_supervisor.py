@@ -117,8 +117,8 @@ async def handle(agent, request, peer):
     return await agent._handle(REQUESTS.decode(json.dumps(request).encode()), peer)
 
 
-def publish_with(agent, timeout_s=1.0):
-    return publish_recording.publish(agent._context, [], None, timeout_s)
+def publish_with(agent, timeout_s=1.0, forked=None):
+    return publish_recording.publish(agent._context, [], None, timeout_s, forked=forked)
 
 
 def run_of(agent, number):
@@ -293,7 +293,7 @@ async def test_a_run_that_cannot_be_removed_is_still_published(agent, monkeypatc
         def unlink(self, missing_ok):
             raise OSError(errno.EROFS, "read-only file system")
 
-    async def publish(context, recording, waiting, began_ns, told):
+    async def publish(context, forked, recording, waiting, began_ns, told):
         told.append(Published(True, "x", []))
 
     monkeypatch.setattr(spool, "read_waiting", lambda *_: [(OnReadOnlyDisk(), {})])
@@ -349,6 +349,40 @@ async def test_a_store_that_does_not_answer_costs_the_next_epilog_nothing(
     assert spool.read_waiting(cache_dir, USER) == []
 
 
+@pytest.mark.parametrize("is_dead", [False, True])
+async def test_a_forked_publisher_is_used_and_another_in_its_place_once_it_is_dead(
+    agent, monkeypatch, is_dead
+):
+    started, ended = [], []
+
+    class Publisher:
+        def __init__(self, is_dead):
+            self._is_dead = is_dead
+            self.channel = SimpleNamespace(send=self._send, receive_only=self._receive)
+
+        async def send_task(self, job, config):
+            if self._is_dead:
+                raise Closed("it has ended")
+
+        async def _send(self, message):
+            pass
+
+        async def _receive(self):
+            return Published(True, "x", [])
+
+        async def end(self):
+            ended.append(self)
+
+    async def start(broker, role):
+        started.append(Publisher(is_dead=False))
+        return started[-1]
+
+    monkeypatch.setattr(publish_recording, "start", start)
+    forked = Publisher(is_dead)
+    assert await publish_with(agent, forked=forked) == (True, "x")
+    assert (len(started), set(ended)) == (is_dead, {forked, *started})
+
+
 async def test_an_outage_at_the_start_is_known_to_the_next_job(agent, tmp_path):
     cache_dir = str(tmp_path / "cache")
     (tmp_path / "cache/unpublished").mkdir(mode=0o700, parents=True)
@@ -393,7 +427,7 @@ async def test_a_run_that_has_to_wait_on_stays(agent, tmp_path, monkeypatch):
     for number in (1, 2, 3):
         spool.put(cache_dir, USER, run_of(agent, number))
 
-    async def publish(context, recording, waiting, began_ns, told):
+    async def publish(context, forked, recording, waiting, began_ns, told):
         assert [run["run"] for _, run in waiting] == ["c.1", "c.2", "c.3"]
         told.append(Published(True, "x", [1]))
 
@@ -405,7 +439,7 @@ async def test_a_run_that_has_to_wait_on_stays(agent, tmp_path, monkeypatch):
 async def test_the_epilogs_timeout_covers_the_whole_end(agent, autojump_clock, monkeypatch):
     given = []
 
-    async def publish(context, images, checkpoint, timeout_s, began_ns):
+    async def publish(context, images, checkpoint, timeout_s, began_ns, forked):
         given.append(timeout_s)
         return False, ""
 
@@ -423,7 +457,7 @@ async def test_the_epilogs_timeout_covers_the_whole_end(agent, autojump_clock, m
 
 
 async def test_the_agent_ends_with_its_last_answer_and_no_other(agent, monkeypatch):
-    async def publish(context, images, checkpoint, timeout_s, began_ns):
+    async def publish(context, images, checkpoint, timeout_s, began_ns, forked):
         return True, "x"
 
     monkeypatch.setattr(supervisor, "publish", publish)

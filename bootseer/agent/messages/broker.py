@@ -30,7 +30,7 @@ class Role(IntEnum):
 
 SERVERS = (Role.SERVE_IMAGE, Role.SERVE_CHECKPOINT)
 """Workers that serve a mount."""
-FORKED = (*SERVERS, Role.WARM_UP, Role.SERVE_PEERS)
+FORKED = (*SERVERS, Role.WARM_UP, Role.SERVE_PEERS, Role.PUBLISH)
 """Workers that the supervisor forks as it starts, instead of asking for them."""
 
 

@@ -36,6 +36,7 @@ async def publish(
     checkpoint: MountedCheckpoint | None,
     timeout_s: float,
     began_ns: int = 0,
+    forked: Worker | None = None,
 ) -> tuple[bool, str]:
     """Publish the recording in a worker; unpublished events go to the spool.
 
@@ -45,6 +46,7 @@ async def publish(
         checkpoint: the recorded checkpoint.
         timeout_s: for the whole publication.
         began_ns: when the epilog began, nanoseconds since the epoch; 0 without an epilog.
+        forked: a worker that waits for this; another is started if it has died.
 
     Returns:
         Whether the events of this run are in the store, and a line for people.
@@ -67,7 +69,7 @@ async def publish(
     else:
         with trio.move_on_after(timeout_s):
             try:
-                await _publish_by_worker(context, recording, waiting, began_ns, told)
+                await _publish_by_worker(context, forked, recording, waiting, began_ns, told)
             except (BootseerError, OSError) as error:
                 why = str(error)
     published = told[-1] if told else Published(False, why, [])
@@ -89,6 +91,7 @@ async def publish(
 
 async def _publish_by_worker(
     context: JobContext,
+    forked: Worker | None,
     recording: PublishRecording,
     waiting: Sequence[spool.Waiting],
     began_ns: int,
@@ -98,16 +101,28 @@ async def _publish_by_worker(
 
     Args:
         context, recording, waiting, began_ns: what is published.
+        forked: as for `publish`.
         told: takes the worker's result, and before that what it has done so far.
     """
-    worker = await start(context.broker, Role.PUBLISH)
+    worker = forked
     try:
-        await worker.send_task(context.job, context.config)
+        if worker is None or not await _takes_task(context, worker):
+            worker = await start(context.broker, Role.PUBLISH)
+            await worker.send_task(context.job, context.config)
         await worker.channel.send(recording)
         await _handle_messages(context, worker, recording.kind, waiting, began_ns, told)
     finally:
         with trio.CancelScope(shield=True):
-            await worker.end()
+            for each in {worker, forked} - {None}:
+                await each.end()
+
+
+async def _takes_task(context: JobContext, worker: Worker) -> bool:
+    try:
+        await worker.send_task(context.job, context.config)
+    except Closed:  # it has been killed: by its user, or for memory
+        return False
+    return True
 
 
 async def _handle_messages(

@@ -100,8 +100,9 @@ class Supervisor:
         checkpoint: MountedCheckpoint | None = None,
         served: ServedImage | None = None,
         peers: Worker | None = None,
+        publisher: Worker | None = None,
     ) -> None:
-        """Take over a job; only the servers of its checkpoint, image and peers are running yet."""
+        """Take over a job, and the workers that were forked from this process."""
         self._broker = broker
         self._lender = lender
         self._folder = folder
@@ -117,6 +118,7 @@ class Supervisor:
         self._steps = StepImages(context, self._window)
         self._keeping = ImportUploads(context)
         self._waits = ImportWaits(context)
+        self._publisher = publisher
         self._peers = PeerServerProcess(context, peers) if peers is not None else None
         self._environments = EnvironmentOverlays(context, self._served, self._image_digest)
         self._nursery: trio.Nursery | None = None
@@ -377,9 +379,8 @@ class Supervisor:
             if self._peers is not None:
                 await self._peers.end()
             left_s = max(0.0, deadline - trio.current_time())
-            answer = Finished(
-                *await publish(self._context, self._images, self._checkpoint, left_s, began_ns)
-            )
+            recorded = (self._context, self._images, self._checkpoint)
+            answer = Finished(*await publish(*recorded, left_s, began_ns, self._publisher))
             with suppress(BootseerError):
                 await self._broker.do(FinishJob())
         self._last_answer = answer

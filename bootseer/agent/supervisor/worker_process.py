@@ -17,7 +17,7 @@ from bootseer.agent.messages.worker import StartTask, SupervisorEnd, supervisor_
 from bootseer.agent.node import spawn
 from bootseer.agent.node.job import Job
 from bootseer.agent.supervisor.worker_output import copy_output
-from bootseer.agent.workers import base, warm_up  # noqa: F401 (the forked worker needs it)
+from bootseer.agent.workers import base, publish, warm_up  # noqa: F401 (forked workers need them)
 from bootseer.config import Config
 from bootseer.errors import BootseerError
 from bootseer.ipc.descriptors import exactly

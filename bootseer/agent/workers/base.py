@@ -216,6 +216,7 @@ def serve(
         except Closed:
             return  # the agent has ended, so this process is not needed
 
+    direct_output(None)  # a publisher waits for its task as long as the job runs
     reset_priority()
     trio.run(take_task)
     leave(0)

@@ -56,6 +56,7 @@ EXPECTED = {
     "serve_image": Expected("job", 0, 0, FILTERED, 1, SERVING | {"cache", "data"}),
     "serve_checkpoint": Expected("job", 0, 0, FILTERED, 1, SERVING | {"data"}),
     "run_environment": Expected("job", 0, 0, FILTERED, 1, QUIET | {"data"}),
+    "publish": Expected("job", 0, 0, FILTERED, 1, QUIET),
     "worker": Expected("job", CAP_IPC_LOCK, CAP_IPC_LOCK, FILTERED, 1, QUIET | {"data"}),
 }
 
@@ -183,7 +184,7 @@ def test_every_process_is_what_the_table_says(arena, busy, status_of):
     (group,) = groups
     assert re.search(rf"/bootseer-warm-{busy.job_id}-\d+(\.service)?$", group)
     assert group not in {group_of(process.pid) for process in others(arena, busy)}
-    missing = {"broker", "lender", "supervisor", "serve_image", "serve_checkpoint"} - roles
+    missing = {"broker", "lender", "supervisor", "serve_image", "serve_checkpoint", "publish"} - roles
     assert (found, missing) == ({}, set())
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bootseer.errors import Unavailable
 
-PROLOG = {"prolog": {"start_s": 0.0, "end_s": 0.03}}
+PROLOG = {"prolog": {"start_s": 0.0, "end_s": 0.03}, "epilog": {"start_s": 9.0, "end_s": 9.05}}
 READ = PROLOG | {"image.identify": {"start_s": 0.25, "end_s": 0.3}}
 MOUNTED = PROLOG | {"checkpoint.mount": {"start_s": 0.01, "end_s": 0.02}}
 
@@ -67,6 +67,7 @@ def test_how_many_starts_came_to_a_read_is_told(told, count, tmp_path, monkeypat
     counts = {figure["name"]: figure["n"] for figure in written}
     assert counts.get("prolog_added_ms", 0) == count
     assert counts["checkpoint_mount_ms"] == 4
+    assert (counts["start_cpu_s"], counts["epilog_ms"]) == (2, 4)
     assert counts["job_pss_mib"] == 1
 
 
@@ -93,4 +94,7 @@ def test_what_a_slow_machine_does_not_come_to_is_left_out(tmp_path, monkeypatch)
     written = json.loads((tmp_path / "bench.json").read_text())["figures"]
     names = {figure["name"] for figure in written}
     names = {name for name in names if not name.startswith("first_instruction_")}
-    assert names == {"srun_absent_ms", "srun_unused_ms", "checkpoint_prolog_ms"}
+    assert names == {
+        *("srun_absent_ms", "srun_unused_ms", "checkpoint_prolog_ms"),
+        *("start_cpu_s", "epilog_ms"),
+    }

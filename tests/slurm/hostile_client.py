@@ -189,9 +189,8 @@ def stop_publishers():
     end = time.monotonic() + 25
     while time.monotonic() < end and len(stopped) < 2:
         for entry in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(OSError), open(f"/proc/{entry}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-                if b"publish" in words and entry not in stopped:
+            with suppress(OSError), open(f"/proc/{entry}/comm", "rb") as file:
+                if file.read() == b"bs-publish\n" and entry not in stopped:
                     os.kill(int(entry), signal.SIGSTOP)
                     stopped.add(entry)
 

@@ -113,8 +113,9 @@ async def _publish_by_worker(
         await _handle_messages(context, worker, recording.kind, waiting, began_ns, told)
     finally:
         with trio.CancelScope(shield=True):
-            for each in {worker, forked} - {None}:
-                await each.end()
+            for each in {worker, forked}:
+                if each is not None:
+                    await each.end()
 
 
 async def _takes_task(context: JobContext, worker: Worker) -> bool:

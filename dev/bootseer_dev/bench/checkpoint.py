@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -83,6 +84,7 @@ class _Bench:
         self.spec = spec
         self.console = console
         self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.cpu_s_per_gb: dict[str, list[float]] = defaultdict(list)
 
     @property
     def url(self) -> str:
@@ -95,10 +97,26 @@ class _Bench:
 
     def transfer(self, action: str, path: str, size_bytes: int = 0) -> tuple[float, int]:
         """Run one transfer with the page cache as it is; returns seconds and bytes."""
+        said = self._run(action, path, size_bytes)
+        return said["seconds"], round(said["bytes"])
+
+    def _run(self, action: str, path: str, size_bytes: int) -> dict[str, float]:
         argv = [sys.executable, "-m", checkpoint_client.MODULE, action, path, str(size_bytes)]
         done = self.cluster.run(argv, user=USER, timeout_s=600)
-        said = json.loads(done.stdout)
-        return said["seconds"], said["bytes"]
+        return {name: float(value) for name, value in json.loads(done.stdout).items()}
+
+    def time_processors(self, name: str, action: str, path: str, server: int) -> None:
+        """Measure one read once, and the processor time that reader and mount take for it."""
+        drop_caches()
+        before_s = self._cpu_s(server)
+        said = self._run(action, path, self.spec.size_bytes)
+        cpu_s = said["cpu_seconds"] + self._cpu_s(server) - before_s
+        self.cpu_s_per_gb[name].append(cpu_s / (said["bytes"] / 1e9))
+        self._note(name, said["seconds"])
+
+    def _cpu_s(self, pid: int) -> float:
+        stat = self.cluster.run(["cat", f"/proc/{pid}/stat"]).stdout.rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
     def time(self, name: str, action: str, path: str) -> None:
         """Measure one way once."""
@@ -243,10 +261,13 @@ def _unrated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) ->
     bench.spread_file("even")
     even = f"{bench.url}/even"
     with mounted(bench.cluster, bench.url, USER) as server:
+        bench.client("write", f"{MOUNTPOINT}/striped", bench.spec.size_bytes)
         for _ in range(bench.spec.rounds):
-            bench.time("unrated_segments", "native_segments", even)
+            bench.time_processors("unrated_striped", "read", f"{MOUNTPOINT}/striped", server)
+            bench.time_processors("unrated_single", "native_read", even, server)
+            bench.time_processors("unrated_segments", "native_segments", even, server)
             before = _sent(bench)
-            bench.time("unrated_mount", "read", f"{MOUNTPOINT}/even")
+            bench.time_processors("unrated_mount", "read", f"{MOUNTPOINT}/even", server)
             seconds, _ = bench.transfer("read", f"{MOUNTPOINT}/even")
             bench.seconds["second_rank"].append(seconds)
             sent = (_sent(bench) - before) / bench.spec.size_bytes
@@ -255,8 +276,21 @@ def _unrated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) ->
     with mounted(bench.cluster, bench.url, USER) as server:
         _many_streams(bench, measured)
         _note_memory(bench, server, "mount_memory_of_8_streams_mib", measured)
-    names = ("unrated_segments", "unrated_mount", "second_rank")
+    names = (
+        "unrated_striped",
+        "unrated_single",
+        "unrated_segments",
+        "unrated_mount",
+        "second_rank",
+    )
     measured += [bench.rates(name) for name in names]
+    processors = {
+        name: Figure(f"{name}_cpu_s_per_gb", "s", tuple(values))
+        for name, values in bench.cpu_s_per_gb.items()
+    }
+    measured += processors.values()
+    native = min(processors[name].median for name in ("unrated_single", "unrated_segments"))
+    ratios["striped_cpu_over_native"] = processors["unrated_striped"].median / native
     measured.append(Figure("sent_by_datanodes_for_two_ranks", "files", (sent,)))
     rate = {name: bench.rates(name).median for name in names}
     ratios["mount_over_native_parallel"] = rate["unrated_mount"] / rate["unrated_segments"]

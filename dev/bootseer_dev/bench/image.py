@@ -156,7 +156,7 @@ class ImageBench:
         Returns:
             Seconds of processor time of all our processes.
         """
-        peak = "grep VmHWM /proc/$(pgrep -f '[a]gent.workers.base import.* serve_image ')/status"
+        peak = "grep VmHWM /proc/$(pgrep -x bs-serve_image)/status"
         said = self._run(
             f"{_TICKS} cat $BOOTSEER_IMAGE > /dev/null; sleep 1; {_TICKS} {peak}", *options
         )

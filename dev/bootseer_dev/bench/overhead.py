@@ -18,6 +18,7 @@ from bootseer.units import MIB
 from bootseer_dev.bench import figures
 from bootseer_dev.bench.figures import Figure
 from bootseer_dev.bench.first_instruction import first_instruction
+from bootseer_dev.bench.start_cost import start_cost
 from bootseer_dev.cluster import Cluster, ClusterSpec
 from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.jobs import site
@@ -27,6 +28,7 @@ LARGE_BYTES = 3_200_000_000
 LARGE_RANGES = 4000
 LARGE_HOT_BYTES = 250_000_000
 _FIRST_READ = "image.identify"
+_ROLES = {"broker", "lender", "supervisor", "warm_up", "publish"}
 
 
 def run_bench(build_dir: Path, console: Console, pairs: int = 40, starts: int = 10) -> None:
@@ -48,6 +50,8 @@ def run_bench(build_dir: Path, console: Console, pairs: int = 40, starts: int = 
         console.print(f"the agent has read before the job's end in {len(added)} of {len(warm)}")
         console.print(f"{starts} starts with a checkpoint: the prolog, and until it can be read")
         prolog, mount = _checkpoint_mounted(lab, starts)
+        console.print(f"{starts} starts with and without: processor time of a node, and the epilog")
+        cost = start_cost(lab, starts)
         console.print("memory of its processes, with a hot set of 250 MB of a 3.2 GB image")
         memory = _memory_or_none(lab, console)
     measured = [
@@ -57,6 +61,7 @@ def run_bench(build_dir: Path, console: Console, pairs: int = 40, starts: int = 
         *([Figure("prolog_added_ms", "ms", tuple(added))] if added else []),
         Figure("checkpoint_prolog_ms", "ms", tuple(prolog)),
         *([Figure("checkpoint_mount_ms", "ms", tuple(mount))] if mount else []),
+        *cost,
         *(Figure(f"{name}_pss_mib", "MiB", (mib,)) for name, mib in memory.items()),
         *([Figure("job_pss_mib", "MiB", (sum(memory.values()),))] if memory else []),
     ]
@@ -161,13 +166,14 @@ def _memory(lab: Lab) -> dict[str, float]:
     try:
         wait_until(lambda: _is_prefetched(lab), "the hot set in memory", timeout_s=120)
         mine = [p for p in lab.cluster.processes("n1") if f"jobs/{job_id}" in p.command]
-        roles = {0: "broker"}
-        for name, role in (("bootseer", "supervisor"), ("bootseer-cache", "lender")):
-            roles[int(lab.cluster.run(["id", "-u", name]).stdout)] = role
-        found = {roles.get(p.uid, "worker"): _proportional_mib(p.pid) for p in mine}
+        cache_uid = int(lab.cluster.run(["id", "-u", "bootseer-cache"]).stdout)
+        unnamed = {0: "broker", cache_uid: "lender"}
+        found = {
+            unnamed.get(p.uid, p.name.removeprefix("bs-")): _proportional_mib(p.pid) for p in mine
+        }
     finally:
         lab.end(job_id, running)
-    if len(found) != len(mine) or len(found) != len(roles) + 1:
+    if len(found) != len(mine) or found.keys() != _ROLES:
         raise Unavailable(f"job {job_id} has not one process of each kind, but {found}")
     return found
 

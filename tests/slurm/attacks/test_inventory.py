@@ -184,7 +184,14 @@ def test_every_process_is_what_the_table_says(arena, busy, status_of):
     (group,) = groups
     assert re.search(rf"/bootseer-warm-{busy.job_id}-\d+(\.service)?$", group)
     assert group not in {group_of(process.pid) for process in others(arena, busy)}
-    missing = {"broker", "lender", "supervisor", "serve_image", "serve_checkpoint", "publish"} - roles
+    missing = {
+        "broker",
+        "lender",
+        "supervisor",
+        "serve_image",
+        "serve_checkpoint",
+        "publish",
+    } - roles
     assert (found, missing) == ({}, set())
 
 

@@ -1,4 +1,4 @@
-"""Signal every process of BootSeer's that has one's own rights: `menace.py SIGNAL SECONDS [ROLE]`.
+"""Signal every process of BootSeer's that has one's own rights: `menace.py SIGNAL SECONDS`.
 
 Each is signalled as soon as it is seen.
 """
@@ -11,7 +11,6 @@ import time
 
 OURS = re.compile(rb"bootseer\.(agent|broker|supervisor)|^\S*mksquashfs")
 number = getattr(signal, f"SIG{sys.argv[1]}")
-role = sys.argv[3].encode() if len(sys.argv) > 3 else b""
 own = os.getuid()
 seen = set()
 print("at it", flush=True)
@@ -21,7 +20,7 @@ while time.monotonic() < deadline:
         try:
             with open(f"/proc/{entry}/cmdline", "rb") as file:
                 command = file.read(4000)
-            if entry in seen or not OURS.search(command) or role not in command:
+            if entry in seen or not OURS.search(command):
                 continue
             with open(f"/proc/{entry}/status") as file:
                 if f"\nUid:\t{own}\t" not in file.read():

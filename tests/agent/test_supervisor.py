@@ -585,8 +585,7 @@ def test_the_plugin_is_told_once_an_image_file_cannot_be_read(agent, tmp_path, m
 def test_a_prefetch_worker_whose_broker_has_ended_ends():
     """It is still root's: the fork is made before rights are dropped."""
     born, end = os.pipe()
-    ends = {"born": end, "opener": None, "checkpoint": None, "image": None}
-    start = SimpleNamespace(job=JOB, broker_pid=2**22 + 1, **ends)
+    start = SimpleNamespace(job=JOB, broker_pid=2**22 + 1, born=end, opener=None)
     with fork_worker(start, Role.WARM_UP) as channel, os.fdopen(born, "rb") as told:
         os.close(end)
         assert select.select([told], [], [], 10)[0] == [told] and told.read() == b""

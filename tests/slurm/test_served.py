@@ -63,7 +63,10 @@ def test_an_image_is_served_recorded_and_warm_the_next_time(lab, stored):
     assert lab.report(cold)["kind"] == "cold"
     first = lab.stages(cold)
     assert first["image.record"]["bytes"] > 30 * 96 * 1024
-    assert 0 < first["image.serve"]["bytes"] < stored["size_bytes"] / 2
+    fetched = first["image.serve"]
+    is_filled = "in the background" in fetched["detail"]  # an epilog on a busy machine takes long
+    assert fetched["bytes"] > 0
+    assert is_filled or fetched["bytes"] < stored["size_bytes"] / 2
     assert lab.fallbacks(cold) == set()
     forget_blocks(lab)
     warm = served(lab, "--bootseer-wait=10")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import suppress
 
 import trio
@@ -36,11 +37,7 @@ def begin(start: SupervisorStart) -> None:
     role_name.show("supervisor")
     config, control = settings.load(), start.control
     log.set_up(is_debugging=config.node.debug_log)
-    mounts = {Role.SERVE_IMAGE: start.image, Role.SERVE_CHECKPOINT: start.checkpoint}
-    is_needed = {role: isinstance(mount, int) for role, mount in mounts.items()}
-    is_needed[Role.SERVE_PEERS] = start.job.has_peers(config.peers.min_nodes)
-    roles = [role for role in FORKED if control is not None and is_needed.get(role, True)]
-    forked = {role: fork_worker(start, role) for role in roles}
+    forked = _fork_workers(start, config) if control is not None else {}
     start.close_workers_ends()
     ends = [*start.sockets, *forked.values()]
     give_up_rights(start, config.node.cache_dir, [end.fileno() for end in ends])
@@ -66,6 +63,24 @@ def begin(start: SupervisorStart) -> None:
             agent.events.fall_back(stage, mount)
     trio.run(agent.run, workers[Role.WARM_UP], control)
     leave(0)
+
+
+def _fork_workers(start: SupervisorStart, config: settings.Config) -> dict[Role, socket.socket]:
+    """Fork the workers that this job has; returns our ends of their channels."""
+    ends: dict[Role, socket.socket] = {}
+
+    def fork(role: Role, connection: int | None = None) -> None:
+        ends[role] = fork_worker(start, role, connection)
+
+    if isinstance(start.image, int):
+        fork(Role.SERVE_IMAGE, start.image)
+    if isinstance(start.checkpoint, int):
+        fork(Role.SERVE_CHECKPOINT, start.checkpoint)
+    fork(Role.WARM_UP)
+    if start.job.has_peers(config.peers.min_nodes):
+        fork(Role.SERVE_PEERS)
+    fork(Role.PUBLISH)
+    return ends
 
 
 def give_up_rights(start: SupervisorStart, cache_dir: str, keep: list[int]) -> None:

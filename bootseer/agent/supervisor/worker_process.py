@@ -81,7 +81,7 @@ async def start(broker: RequestClient, what: Role | StartImageServer) -> Worker:
     return Worker(broker, reply.value, socket.socket(fileno=fd))
 
 
-def fork_worker(start: SupervisorStart, role: Role) -> socket.socket:
+def fork_worker(start: SupervisorStart, role: Role, connection: int | None = None) -> socket.socket:
     """Fork a worker from this process, before it drops root's rights.
 
     This saves the 90 ms in which a new interpreter would import the same modules. An intermediate
@@ -91,13 +91,13 @@ def fork_worker(start: SupervisorStart, role: Role) -> socket.socket:
     Args:
         start: the supervisor's.
         role: one of `FORKED`.
+        connection: FUSE connection of the mount that it serves, if any.
 
     Returns:
         Our end of the worker's channel.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     job = start.job
-    mount = {Role.SERVE_CHECKPOINT: start.checkpoint, Role.SERVE_IMAGE: start.image}.get(role)
 
     def work(between: int) -> None:
         while os.getppid() == between:
@@ -109,7 +109,6 @@ def fork_worker(start: SupervisorStart, role: Role) -> socket.socket:
         ours.close()
         user = (job.user, job.uid, job.gid)
         opened = start.opener if role is Role.WARM_UP else None
-        connection = mount if isinstance(mount, int) else None
         base.serve(role.module, theirs, *user, start.broker_pid, opened, connection)
 
     def leave_behind() -> None:

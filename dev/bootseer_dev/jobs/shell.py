@@ -104,12 +104,16 @@ class JobShell:
     def server(self, node: str = "n1") -> int:
         """Return the process, as the host counts, that serves the job's image."""
         agent = wait_until(lambda: self._lab.agent(node, self.job_id), "the job's agent")
-        children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-        (server,) = (
-            process.pid
-            for process in self._lab.cluster.processes(node)
-            if process.name == "bs-serve_image" and str(process.pid) in children
-        )
+
+        def find() -> list[int]:
+            children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+            return [
+                process.pid
+                for process in self._lab.cluster.processes(node)
+                if process.name == "bs-serve_image" and str(process.pid) in children
+            ]
+
+        (server,) = wait_until(find, "the image's server")
         return server
 
     def __enter__(self) -> JobShell:

@@ -147,8 +147,8 @@ def test_servers_are_killed_again_and_again(arena, stored):
         point = arena.folder(job.job_id)
         mounts = [m for m in arena.cluster.mounts("n1") if m.mountpoint.startswith(f"{point}/")]
         assert len(mounts) <= MAX_IMAGES + 1
-        # Eight images at a time have a server and a prefetch each; nine are some that every job has,
-        # and some that are ending.
+        # Eight images at a time have a server and a prefetch each; every job has some more, and
+        # some are ending.
         assert len(arena.ours(job.job_id)) <= 2 * 8 + 9
         assert len(os.listdir(f"/proc/{broker[0].pid}/fd")) < before + 64
         assert arena.memory_mib(job.job_id) < 900

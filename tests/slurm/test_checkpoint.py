@@ -236,7 +236,7 @@ def _servers(lab, node, job_id):
     return [
         process
         for process in lab.cluster.processes(node)
-        if process.name == "bs-serve_checkpoint"[:15]
+        if process.has_role("serve_checkpoint") and process.uid == lab.cluster.spec.uid("alice")
     ]
 
 

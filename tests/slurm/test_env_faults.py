@@ -64,10 +64,10 @@ def fallbacks(lab, job):
 
 
 def find(lab, text):
-    """The process, as the host counts, whose command or name has a text."""
+    """The process, as the host counts, whose command has a text."""
 
     def look():
-        return [p.pid for p in lab.cluster.processes("n1") if text in f"{p.name} {p.command}"]
+        return [p.pid for p in lab.cluster.processes("n1") if text in p.command]
 
     return wait_until(look, f"a process with {text}")[0]
 
@@ -88,7 +88,7 @@ def test_an_agent_that_dies_takes_no_environment_away(lab, captured):
 def test_who_serves_it_is_killed(lab, captured):
     with JobShell(lab, "--bootseer=k") as job:
         job.run(env_run())
-        os.kill(find(lab, "bs-serve_image"), signal.SIGKILL)
+        os.kill(find(lab, " serve_image alice "), signal.SIGKILL)
         assert job.run(f"cat {TARGET}/lib/random > /dev/null").code != 0
         clear(lab)
         assert "mounted" in job.run(env_run()).text

@@ -194,7 +194,13 @@ def test_the_worker_is_killed_in_mid_prefetch(lab, slow_share):
     job_id, running = lab.start_in_background(*BOOTSEER, "--bootseer-wait=30", command=lab.start())
     for node in lab.cluster.node_names:
         lab.wait_for_prefetch(node)
-        (worker,) = (p.pid for p in lab.cluster.processes(node) if p.name == "bs-warm_up")
+        (worker,) = (
+            p.pid
+            for p in lab.cluster.processes(node)
+            if f"jobs/{job_id}" in p.command
+            and p.uid == lab.cluster.spec.uid("alice")
+            and p.has_role("warm_up")
+        )
         os.kill(worker, signal.SIGKILL)
     running.communicate(timeout=60)
     assert lab.cluster.wait_for_job(job_id) == "COMPLETED"

@@ -56,8 +56,11 @@ def begin(start: SupervisorStart) -> None:
         kernel = KernelMount(start.folder, broker, config.image.kernel_mount)
         server, path = workers[Role.SERVE_IMAGE], start.folder.image
         image = ServedImage(broker, lender, 0, path, server, start.job.image, kernel)
-    others = (workers.get(Role.SERVE_PEERS), workers[Role.PUBLISH])
-    agent = Supervisor(start.folder, start.job, config, broker, lender, checkpoint, image, *others)
+    agent = Supervisor(
+        *(start.folder, start.job, config, broker, lender, checkpoint, image),
+        peers=workers.get(Role.SERVE_PEERS),
+        publisher=workers[Role.PUBLISH],
+    )
     for stage, mount in (("checkpoint.mount", start.checkpoint), ("image.mount", start.image)):
         if isinstance(mount, str):
             agent.events.fall_back(stage, mount)

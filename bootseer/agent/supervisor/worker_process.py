@@ -84,7 +84,7 @@ async def start(broker: RequestClient, what: Role | StartImageServer) -> Worker:
 def fork_worker(start: SupervisorStart, role: Role, connection: int | None = None) -> socket.socket:
     """Fork a worker from this process, before it drops root's rights.
 
-    This saves the 90 ms in which a new interpreter would import the same modules. An intermediate
+    This saves the 200 ms in which a new interpreter would import the same modules. An intermediate
     process exits after the fork, so that the worker becomes a child of the broker, like all
     workers.
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from rich.console import Console
@@ -75,6 +76,14 @@ class BenchSpec:
     build_dir: Path
 
 
+class _Transfer(NamedTuple):
+    """What one transfer took: seconds, seconds of its processor time, and its bytes."""
+
+    seconds: float
+    cpu_s: float
+    size_bytes: int
+
+
 class _Bench:
     """A cluster with an HDFS and a mount of one of its folders on the head."""
 
@@ -90,40 +99,32 @@ class _Bench:
     def url(self) -> str:
         return self.hdfs.url + FOLDER
 
-    def client(self, action: str, path: str, size_bytes: int = 0) -> tuple[float, int]:
-        """Run one transfer; returns seconds and bytes."""
+    def client(self, action: str, path: str, size_bytes: int = 0) -> _Transfer:
+        """Run one transfer."""
         drop_caches()
         return self.transfer(action, path, size_bytes)
 
-    def transfer(self, action: str, path: str, size_bytes: int = 0) -> tuple[float, int]:
-        """Run one transfer with the page cache as it is; returns seconds and bytes."""
-        said = self._run(action, path, size_bytes)
-        return said["seconds"], round(said["bytes"])
-
-    def _run(self, action: str, path: str, size_bytes: int) -> dict[str, float]:
+    def transfer(self, action: str, path: str, size_bytes: int = 0) -> _Transfer:
+        """Run one transfer with the page cache as it is."""
         argv = [sys.executable, "-m", checkpoint_client.MODULE, action, path, str(size_bytes)]
         done = self.cluster.run(argv, user=USER, timeout_s=600)
-        return {name: float(value) for name, value in json.loads(done.stdout).items()}
+        said = json.loads(done.stdout)
+        return _Transfer(said["seconds"], said["cpu_seconds"], said["bytes"])
 
-    def time_processors(self, name: str, action: str, path: str, server: int) -> None:
-        """Measure one read once, and the processor time that reader and mount take for it."""
-        drop_caches()
-        before_s = self._cpu_s(server)
-        said = self._run(action, path, self.spec.size_bytes)
-        cpu_s = said["cpu_seconds"] + self._cpu_s(server) - before_s
-        self.cpu_s_per_gb[name].append(cpu_s / (said["bytes"] / 1e9))
-        self._note(name, said["seconds"])
+    def time(self, name: str, action: str, path: str, server: int | None = None) -> None:
+        """Measure one way once; with the mount's server, also both's processor time."""
+        before_s = self._cpu_s(server) if server is not None else 0.0
+        took_s, cpu_s, done = self.client(action, path, self.spec.size_bytes)
+        if done != self.spec.size_bytes:
+            raise Unavailable(f"{name}: {done} bytes instead of {self.spec.size_bytes}")
+        self._note(name, took_s)
+        if server is not None:
+            cpu_s += self._cpu_s(server) - before_s
+            self.cpu_s_per_gb[name].append(cpu_s / (done / 1e9))
 
     def _cpu_s(self, pid: int) -> float:
         stat = self.cluster.run(["cat", f"/proc/{pid}/stat"]).stdout.rpartition(")")[2].split()
         return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-
-    def time(self, name: str, action: str, path: str) -> None:
-        """Measure one way once."""
-        seconds, done = self.client(action, path, self.spec.size_bytes)
-        if done != self.spec.size_bytes:
-            raise Unavailable(f"{name}: {done} bytes instead of {self.spec.size_bytes}")
-        self._note(name, seconds)
 
     def _note(self, name: str, seconds: float) -> None:
         self.seconds[name].append(seconds)
@@ -263,13 +264,13 @@ def _unrated(bench: _Bench, measured: list[Figure], ratios: dict[str, float]) ->
     with mounted(bench.cluster, bench.url, USER) as server:
         bench.client("write", f"{MOUNTPOINT}/striped", bench.spec.size_bytes)
         for _ in range(bench.spec.rounds):
-            bench.time_processors("unrated_striped", "read", f"{MOUNTPOINT}/striped", server)
-            bench.time_processors("unrated_single", "native_read", even, server)
-            bench.time_processors("unrated_segments", "native_segments", even, server)
+            bench.time("unrated_striped", "read", f"{MOUNTPOINT}/striped", server)
+            bench.time("unrated_single", "native_read", even, server)
+            bench.time("unrated_segments", "native_segments", even, server)
             before = _sent(bench)
-            bench.time_processors("unrated_mount", "read", f"{MOUNTPOINT}/even", server)
-            seconds, _ = bench.transfer("read", f"{MOUNTPOINT}/even")
-            bench.seconds["second_rank"].append(seconds)
+            bench.time("unrated_mount", "read", f"{MOUNTPOINT}/even", server)
+            again = bench.transfer("read", f"{MOUNTPOINT}/even")
+            bench.seconds["second_rank"].append(again.seconds)
             sent = (_sent(bench) - before) / bench.spec.size_bytes
         _small_files(bench, measured)
         _note_memory(bench, server, "mount_memory_mib", measured)
@@ -300,7 +301,7 @@ def _small_files(bench: _Bench, measured: list[Figure]) -> None:
     """Open many files and read one byte of each; count what that asks of the NameNode."""
     bench.client("native_files", f"{bench.url}/small", _SMALL_FILES)
     before = bench.hdfs.calls()
-    seconds, opened = bench.client("first_bytes", f"{MOUNTPOINT}/small")
+    seconds, _, opened = bench.client("first_bytes", f"{MOUNTPOINT}/small")
     calls = bench.hdfs.calls_since(before)
     bench.console.print(f"  {', '.join(f'{name}: {n}' for name, n in calls.items())}")
     asked = sum(calls.values())
@@ -322,7 +323,7 @@ def _many_streams(bench: _Bench, measured: list[Figure]) -> None:
         with ThreadPoolExecutor(_STREAMS) as threads:
             began_s = time.monotonic()
             done = threads.map(partial(bench.transfer, action, size_bytes=size_bytes), paths)
-            moved_bytes = sum(moved for _, moved in done)
+            moved_bytes = sum(each.size_bytes for each in done)
         if moved_bytes != _STREAMS * size_bytes:
             raise Unavailable(f"{_STREAMS} streams: {moved_bytes} bytes in all")
         rate = moved_bytes / 1e6 / (time.monotonic() - began_s)

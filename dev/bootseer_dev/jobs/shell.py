@@ -110,7 +110,7 @@ class JobShell:
             return [
                 process.pid
                 for process in self._lab.cluster.processes(node)
-                if process.name == "bs-serve_image" and str(process.pid) in children
+                if process.has_role("serve_image") and str(process.pid) in children
             ]
 
         (server,) = wait_until(find, "the image's server")

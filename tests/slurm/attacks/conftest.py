@@ -81,7 +81,7 @@ class Arena(Lab):
                     continue
                 inner = int(_status(process.pid)["NSpid"].split()[-1])
                 words = set(process.command.replace("/", " ").split())
-                named = (r for r in ROLES if r in words or f"bs-{r}"[:15] == process.name)
+                named = (r for r in ROLES if r in words or process.has_role(r))
                 what = next(named, "")
                 is_hook = re.search(r"bootseer-(pro|epi)log", process.command)
                 what = what or ("hook" if is_hook else "broker" if process.uid == 0 else "worker")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LISTEN = "0A"
+_NAME_LENGTH = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,10 @@ class NodeProcess:
     uid: int
     command: str
     name: str
+
+    def has_role(self, role: str) -> bool:
+        """Return whether it is an agent's process with a role, such as "serve_image"."""
+        return self.name == f"bs-{role}"[:_NAME_LENGTH]
 
 
 def inner_pids(keeper_pid: int) -> dict[int, int]:

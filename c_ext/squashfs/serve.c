@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 #include "serve.h"
 
 #include "cache.h"
@@ -5,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +27,7 @@ enum {
 };
 
 static const double FOR_EVER_S = 365 * 86400;
+static const fuse_ino_t FIRST_ABOVE = 1ULL << 62; /* references of inodes have 48 bits */
 
 typedef struct {
     sq_image *image;
@@ -32,6 +35,7 @@ typedef struct {
     struct fuse_session *session;
     int is_gone; /* unmounted by others */
     sq_options options;
+    size_t depth;      /* number of folders above the image's root */
     int opens_folders; /* the kernel, itself */
 } server;
 
@@ -77,14 +81,41 @@ static buffers *get_buffers(const server *of, size_t content_bytes)
 
 static fuse_ino_t node_of(const server *self, uint64_t ref)
 {
-    return ref == sq_root(self->image) ? FUSE_ROOT_ID : ref + FIRST_NODE;
+    return self->depth == 0 && ref == sq_root(self->image) ? FUSE_ROOT_ID : ref + FIRST_NODE;
 }
 
+/* Return how deep a folder above the image's root is; `depth` for all that is in the image. */
+static size_t level_of(const server *self, fuse_ino_t node)
+{
+    if (self->depth == 0 || node == FUSE_ROOT_ID)
+        return 0;
+    return node >= FIRST_ABOVE ? (size_t)(node - FIRST_ABOVE) : self->depth;
+}
+
+/* Return the only folder in a folder above the image's root. */
+static fuse_ino_t below(const server *self, size_t level)
+{
+    return level + 1 < self->depth ? FIRST_ABOVE + level + 1 : node_of(self, sq_root(self->image));
+}
+
+/* Folders above the image's root are like it. */
 static int find(const server *self, fuse_ino_t node, sq_inode *out)
 {
-    uint64_t ref = node == FUSE_ROOT_ID ? sq_root(self->image) : node - FIRST_NODE;
+    size_t level = level_of(self, node);
+    int is_above = level < self->depth, is_root = is_above || node == FUSE_ROOT_ID;
+    int rc = sq_find_inode(self->image, is_root ? sq_root(self->image) : node - FIRST_NODE, out);
 
-    return sq_find_inode(self->image, ref, out);
+    if (rc == 0 && is_above)
+        out->number = out->parent = UINT32_MAX - (uint32_t)level;
+    return rc;
+}
+
+/* Return a mode with which the owner of an unpacked image could do what root could. */
+static uint32_t opened_mode(uint32_t mode)
+{
+    uint32_t added = S_ISDIR(mode) ? S_IRWXU : mode & (S_IXUSR | S_IXGRP | S_IXOTH) ? S_IXUSR : 0;
+
+    return S_ISLNK(mode) ? mode : mode | S_IRUSR | added;
 }
 
 static struct stat status_of(const server *self, const sq_inode *inode)
@@ -94,7 +125,7 @@ static struct stat status_of(const server *self, const sq_inode *inode)
 
     return (struct stat){
         .st_ino = inode->number,
-        .st_mode = inode->mode,
+        .st_mode = self->depth > 0 ? opened_mode(inode->mode) : inode->mode,
         .st_nlink = inode->links,
         .st_uid = self->options.uid == SQ_NONE ? inode->uid : self->options.uid,
         .st_gid = self->options.gid == SQ_NONE ? inode->gid : self->options.gid,
@@ -108,15 +139,15 @@ static struct stat status_of(const server *self, const sq_inode *inode)
     };
 }
 
-static int describe(const server *self, uint64_t ref, struct fuse_entry_param *out)
+static int describe(const server *self, fuse_ino_t node, struct fuse_entry_param *out)
 {
     sq_inode inode;
-    int rc = sq_find_inode(self->image, ref, &inode);
+    int rc = find(self, node, &inode);
 
     *out = (struct fuse_entry_param){.attr_timeout = FOR_EVER_S, .entry_timeout = FOR_EVER_S};
     if (rc < 0)
         return rc;
-    out->ino = node_of(self, ref);
+    out->ino = node;
     out->attr = status_of(self, &inode);
     return 0;
 }
@@ -135,14 +166,25 @@ static void look_up(fuse_req_t request, fuse_ino_t parent, const char *name)
 {
     const server *self = fuse_req_userdata(request);
     struct fuse_entry_param found = {.entry_timeout = FOR_EVER_S};
-    sq_inode folder;
-    sq_entry entry;
-    int rc = find(self, parent, &folder);
+    size_t level = level_of(self, parent);
+    fuse_ino_t node = 0;
+    int rc;
 
+    if (level < self->depth) {
+        rc = strcmp(name, self->options.above[level]) == 0 ? 0 : -ENOENT;
+        node = below(self, level);
+    } else {
+        sq_inode folder;
+        sq_entry entry;
+
+        rc = find(self, parent, &folder);
+        if (rc == 0)
+            rc = sq_look_up(self->image, &folder, name, &entry);
+        if (rc == 0)
+            node = node_of(self, entry.ref);
+    }
     if (rc == 0)
-        rc = sq_look_up(self->image, &folder, name, &entry);
-    if (rc == 0)
-        rc = describe(self, entry.ref, &found);
+        rc = describe(self, node, &found);
     /* An answer without inode says that there is no such name, which the kernel caches too. */
     if (rc == 0 || rc == -ENOENT)
         fuse_reply_entry(request, &found);
@@ -277,17 +319,17 @@ static void read_file(fuse_req_t request, fuse_ino_t node, size_t size_bytes, of
         fuse_reply_buf(request, (const char *)own->content, size_bytes);
 }
 
+/* Without a node the kernel gets no attributes, as of "." and "..". */
 static size_t add_entry(const server *self, fuse_req_t request, char *to, size_t room, int plus,
-                        const char *name, const sq_entry *entry, uint64_t next)
+                        const char *name, const sq_entry *entry, fuse_ino_t node, uint64_t next)
 {
     struct fuse_entry_param known = {0};
     struct stat status = {.st_ino = entry->number, .st_mode = entry->mode};
 
     if (!plus)
         return fuse_add_direntry(request, to, room, name, &status, (off_t)next);
-    /* The kernel needs no attributes of "." and "..". */
     known.attr = status;
-    if (next > 2 && describe(self, entry->ref, &known) < 0)
+    if (node != 0 && describe(self, node, &known) < 0)
         known.attr = status;
     return fuse_add_direntry_plus(request, to, room, name, &known, (off_t)next);
 }
@@ -297,22 +339,28 @@ static void list(fuse_req_t request, fuse_ino_t node, size_t size_bytes, off_t o
 {
     const server *self = fuse_req_userdata(request);
     buffers *own = get_buffers(self, size_bytes);
-    size_t used = 0;
+    size_t used = 0, level = level_of(self, node);
     sq_inode folder;
     sq_entry entry;
     sq_list entries;
     int rc = own == NULL ? -ENOMEM : find(self, node, &folder);
 
-    if (rc == 0)
+    if (rc == 0 && level == self->depth)
         rc = sq_open_list(self->image, &folder, &entries);
     for (int dots = 1; rc == 0 && dots <= 2; dots++) {
         sq_entry dot = {.number = dots == 1 ? folder.number : folder.parent, .mode = S_IFDIR};
 
         if (offset < dots)
             used += add_entry(self, request, (char *)own->content + used, size_bytes - used, plus,
-                              dots == 1 ? "." : "..", &dot, (uint64_t)dots);
+                              dots == 1 ? "." : "..", &dot, 0, (uint64_t)dots);
     }
-    while (rc == 0 && (rc = sq_next_entry(&entries, &entry)) == 0) {
+    if (rc == 0 && level < self->depth && offset < 3) {
+        sq_entry only = {.number = folder.number - 1, .mode = S_IFDIR};
+
+        used += add_entry(self, request, (char *)own->content + used, size_bytes - used, plus,
+                          self->options.above[level], &only, below(self, level), 3);
+    }
+    while (rc == 0 && level == self->depth && (rc = sq_next_entry(&entries, &entry)) == 0) {
         char name[SQ_MAX_NAME_BYTES + 1];
         uint64_t next = entries.at + 2;
         size_t length;
@@ -322,7 +370,7 @@ static void list(fuse_req_t request, fuse_ino_t node, size_t size_bytes, off_t o
         memcpy(name, entry.name, entry.name_bytes);
         name[entry.name_bytes] = '\0';
         length = add_entry(self, request, (char *)own->content + used, size_bytes - used, plus,
-                           name, &entry, next);
+                           name, &entry, node_of(self, entry.ref), next);
         if (length > size_bytes - used)
             break;
         used += length;
@@ -519,6 +567,15 @@ static void serve_and_exit(server *self, int parent, const char *name, const sig
     _exit(0);
 }
 
+/* Leave the mount namespace, so that its end is the mount's, and with it this process's. */
+static int leave_namespace(const char *mountpoint)
+{
+    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0 ||
+        umount2(mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW) != 0)
+        return -errno;
+    return 0;
+}
+
 /* Mount the session, load the image and serve it; returns a negative errno, or does not return. */
 static int mount_and_serve(server *self, const char *mountpoint)
 {
@@ -532,6 +589,8 @@ static int mount_and_serve(server *self, const char *mountpoint)
     if (parent >= 0 && fuse_session_mount(self->session, mountpoint) == 0) {
         /* Whoever waits for the mount waits for the tables: Enroot allows the mount little time. */
         rc = sq_load(self->image);
+        if (rc == 0 && self->depth > 0)
+            rc = leave_namespace(mountpoint);
         if (rc == 0) /* threads are started behind its fork */
             rc = fuse_daemonize(self->options.foreground) == 0 ? 0 : -EIO;
         pthread_sigmask(SIG_BLOCK, &signals, &before);
@@ -554,6 +613,8 @@ int sq_serve(sq_image *image, const char *mountpoint, const sq_options *options,
     server self = {.image = image, .options = *options};
     int rc = sq_cache_open(image, CACHE_BYTES, &self.cache);
 
+    while (options->above != NULL && options->above[self.depth] != NULL)
+        self.depth++;
     if (rc == 0 && pthread_key_create(&key, free_buffers) != 0)
         rc = -ENOMEM;
     for (; rc == 0 && *arguments != NULL; arguments++)

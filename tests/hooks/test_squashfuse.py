@@ -141,6 +141,53 @@ def test_a_mounted_image_is_what_it_was_made_of(
             (mountpoint / "new").touch()
 
 
+@pytest.mark.parametrize("above", ["one", "a/b/c"])
+def test_an_image_below_folders_is_open_to_its_owner(tmp_path: Path, above: str) -> None:
+    """As the lower layer of a container: it shows what unpacking would make, and ends with it."""
+    tree = tmp_path / "tree"
+    (tree / "closed").mkdir(parents=True)
+    for name, mode in (("closed/secret", 0), ("closed/program", 0o011)):
+        (tree / name).write_text(name)
+        (tree / name).chmod(mode)
+    (tree / "closed").chmod(0o500)
+    (tree / "link").symlink_to("closed")
+    image = squash(tree, tmp_path / "image")
+    (tmp_path / "mounted").mkdir()
+    script = (
+        '"$@" || exit 1; cd "$0"; find . | sort; cat $1/../$1/closed/secret 2> /dev/null;'
+        'find . -printf "%P %y %m %i\\n"; ls nothing 2>&1; ls one/nothing a/nothing 2>&1'
+    )
+    argv = [*PROGRAM, "-o", f"uid=0,bootseer_above=/{above}", str(image), str(tmp_path / "mounted")]
+    shell = ["unshare", "-m", "sh", "-c", script, str(tmp_path / "mounted"), *argv]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=WAIT_S)
+    folders = [above[:at] for at, c in enumerate(above) if c == "/"] + [above]
+    inside = ["", "/closed", "/closed/program", "/closed/secret", "/link"]
+    names = [*folders[:-1], *(above + name for name in inside)]
+    listed, found = done.stdout.splitlines(), {}
+    assert listed[: len(names) + 1] == sorted([".", *(f"./{name}" for name in names)])
+    for line in listed[len(names) + 1 :]:
+        words = line.rsplit(" ", 3)
+        if len(words) == 4 and words[1] in "dfl":
+            found[words[0]] = (words[1], int(words[2], 8), words[3])
+    assert found[f"{above}/closed"][:2] == ("d", 0o700)
+    assert found[f"{above}/closed/secret"][:2] == ("f", 0o400)
+    assert found[f"{above}/closed/program"][:2] == ("f", 0o511)
+    assert len({number for *_, number in found.values()}) == len(found)
+    assert (
+        listed.count(
+            f"ls: cannot access '{above.split('/')[0]}/nothing': No such file or directory"
+        )
+        == 1
+    )
+    wait_until(lambda: not serving(image), "the server is left")
+
+
+def serving(image: Path) -> list[str]:
+    return subprocess.run(
+        ["pgrep", "-f", f"bootseer_above.*{image}"], capture_output=True, text=True
+    ).stdout.split()
+
+
 @pytest.mark.parametrize(
     "more", [("-noI", "-noD", "-noF", "-noX"), ("-no-xattrs", "-no-fragments")]
 )
@@ -531,9 +578,9 @@ def test_without_an_agent_or_hot_ranges_nothing_is_read_ahead(
 ) -> None:
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process was started"))
     monkeypatch.delenv("BOOTSEER_SOCKET", raising=False)
-    readahead.start(str(simple), str(tmp_path))
+    readahead.start(str(simple), str(tmp_path), "")
     monkeypatch.undo()
     agent = Agent(tmp_path / "agent.sock", [])
-    readahead._read(str(agent.path), str(simple), str(tmp_path), 0)
+    readahead._read(str(agent.path), str(simple), str(tmp_path), "", 0)
     agent.thread.join()
     assert [request["op"] for request in agent.asked] == ["hot"]

@@ -24,6 +24,8 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where the real one is looked for, after the PATH."""
 _ANY = 0xFFFFFFFF
 """For C: files keep their owner."""
+ABOVE = "bootseer_above"
+"""Option that only the project's own programs use: a path, see `MountRequest`."""
 _NUMBERS = {"uid": _ANY, "gid": _ANY, "offset": 0}
 
 
@@ -36,6 +38,7 @@ class MountRequest(NamedTuple):
         fuse: options for libfuse.
         uid, gid: owner of all files; 2**32 - 1 keeps the image's.
         offset: where the image begins in its file, in bytes.
+        above: folders to show above the image's root, for a container with a layer to write.
     """
 
     image: str
@@ -45,6 +48,7 @@ class MountRequest(NamedTuple):
     uid: int
     gid: int
     offset: int
+    above: list[str]
 
 
 def parse(arguments: Sequence[str]) -> MountRequest | None:
@@ -67,10 +71,12 @@ def parse(arguments: Sequence[str]) -> MountRequest | None:
             return None
         else:
             paths.append(argument)
-    numbers, fuse = dict(_NUMBERS), []
+    numbers, fuse, above = dict(_NUMBERS), [], []
     for option in options:
         name, _, value = option.partition("=")
-        if name not in numbers:
+        if name == ABOVE:
+            above = [folder for folder in value.split("/") if folder]
+        elif name not in numbers:
             fuse.append(option)
         elif value.isascii() and value.isdigit() and int(value) < 1 << 63:
             numbers[name] = int(value)
@@ -78,7 +84,7 @@ def parse(arguments: Sequence[str]) -> MountRequest | None:
             return None
     if len(paths) != 2 or max(numbers["uid"], numbers["gid"]) > _ANY or "" in fuse:
         return None
-    return MountRequest(paths[0], paths[1], is_foreground, fuse, **numbers)
+    return MountRequest(paths[0], paths[1], is_foreground, fuse, **numbers, above=above)
 
 
 def serve(wanted: MountRequest) -> None:
@@ -95,10 +101,13 @@ def serve(wanted: MountRequest) -> None:
         options = ["ro", f"fsname={_REAL}", f"subtype={_REAL}", *wanted.fuse]
         words = ["bootseer-squashfuse", "-o", ",".join(options)]
         kept = [ffi.new("char[]", os.fsencode(word)) for word in words]
-        given = ffi.new("sq_options *", (wanted.uid, wanted.gid, wanted.is_foreground))
+        names = [ffi.new("char[]", os.fsencode(name)) for name in wanted.above]
+        above = ffi.new("char *[]", [*names, ffi.NULL]) if names else ffi.NULL
+        owner = (wanted.uid, wanted.gid)
+        given = ffi.new("sq_options *", (*owner, wanted.is_foreground, above))
         mountpoint = os.fsencode(os.path.abspath(wanted.mountpoint))
         if not wanted.offset:
-            readahead.start(wanted.image, wanted.mountpoint)
+            readahead.start(wanted.image, wanted.mountpoint, "/".join(wanted.above))
         check_result(lib.sq_serve(opened, mountpoint, given, [*kept, ffi.NULL]))
 
 
@@ -124,6 +133,9 @@ def main(argv: Sequence[str]) -> int:
             serve(wanted)
         except (OSError, ImportError) as error:
             why = str(error)
+    if wanted is not None and wanted.above:
+        _say(f"{wanted.image}: {why}")
+        return 1
     for path in _others(argv[0]):
         if wanted is not None:
             _say(f"{wanted.image} is left to {path}: {why}")

@@ -23,7 +23,7 @@ _MOST_BYTES = 2 * GIB
 """Of content: a hot set has a few hundred MB."""
 
 
-def start(image: str, mountpoint: str) -> None:
+def start(image: str, mountpoint: str, above: str) -> None:
     """Begin to read the hot files of an image, if a job's agent prefetches it.
 
     Returns at once. Nothing waits for the process, and nothing fails if it does.
@@ -31,6 +31,7 @@ def start(image: str, mountpoint: str) -> None:
     Args:
         image: path of the file.
         mountpoint: where this process is about to mount it.
+        above: path of the image's root in that mount.
     """
     agent = os.environ.get("BOOTSEER_SOCKET", "")
     if not agent:
@@ -44,7 +45,7 @@ def start(image: str, mountpoint: str) -> None:
         try:
             if not os.fork():  # is nobody's child, so that nobody has to wait for its end
                 _detach()
-                _read(agent, os.path.abspath(image), mountpoint, before)
+                _read(agent, os.path.abspath(image), mountpoint, above, before)
         finally:
             os._exit(0)
 
@@ -58,13 +59,14 @@ def _detach() -> None:
         os.dup2(null, fd)
 
 
-def _read(agent: str, image: str, mountpoint: str, before: int) -> None:
+def _read(agent: str, image: str, mountpoint: str, above: str, before: int) -> None:
     """Read the hot files, and tell the agent.
 
     Args:
         agent: path of its socket.
         image: path of the image.
         mountpoint: where it is mounted soon.
+        above: path of the image's root in the mount.
         before: device number of what is there until then.
     """
     from bootseer.agent.messages.control import GetHotRanges, HotRanges, TellEvent
@@ -79,7 +81,7 @@ def _read(agent: str, image: str, mountpoint: str, before: int) -> None:
         bounds = control_client.ask(agent, request, HotRanges, _AGENT_S + 1).bounds
         if not bounds:
             return
-        root = _open_mount(mountpoint, before)
+        root = _open_mount(mountpoint, above, before)
         began_ns = time.time_ns()
         try:
             size_bytes = read_files(image, root, bounds)
@@ -89,19 +91,22 @@ def _read(agent: str, image: str, mountpoint: str, before: int) -> None:
         control_client.tell(agent, event)
 
 
-def _open_mount(mountpoint: str, before: int) -> int:
-    """Wait for a mount; returns a descriptor of its root folder.
+def _open_mount(mountpoint: str, above: str, before: int) -> int:
+    """Wait for a mount; returns a descriptor of the image's root folder.
 
     Raises:
         TimeoutError: nothing is mounted there.
         OSError: it cannot be opened.
     """
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     until = time.monotonic() + _MOUNT_S
     while time.monotonic() < until:
-        root = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        if os.fstat(root).st_dev != before:
-            return root
-        os.close(root)
+        mounted = os.open(mountpoint, flags)
+        try:
+            if os.fstat(mounted).st_dev != before:
+                return os.open(above or ".", flags, dir_fd=mounted)
+        finally:
+            os.close(mounted)
         time.sleep(_POLL_S)
     raise TimeoutError(f"nothing is mounted at {mountpoint}")
 

@@ -23,7 +23,7 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 OPEN := umask 022 &&
 
 # Includes folders, whose time changes when files are removed; not dev/, where pip builds.
-SOURCES := $(shell find bootseer dev/bootseer_dev dev/pyproject.toml c_ext spank prolog epilog importer squashfuse slurm-conf-examples setup.py \
+SOURCES := $(shell find bootseer dev/bootseer_dev dev/pyproject.toml c_ext spank prolog epilog importer squashfuse enroot slurm-conf-examples setup.py \
              -name __pycache__ -prune -o -print)
 C_FILES = $(wildcard c_ext/*.[ch] c_ext/squashfs/*.[ch] spank/*.[ch] tests/fuzz/c/*.c)
 # Running time of each fuzz target.

@@ -274,6 +274,10 @@ void step_user_init(struct bootseer *bootseer, spank_t spank)
     spank_setenv(spank, "BOOTSEER_SOCKET", address.sun_path, 1);
     send_image(bootseer, spank, &address);
     spank_unsetenv(spank, VARIABLE_CONTAINER);
+    if (bootseer->has_container)
+        spank_setenv(spank, "BOOTSEER_CONTAINER", container, 1);
+    else
+        spank_unsetenv(spank, "BOOTSEER_CONTAINER");
     bootseer->sends_events = true;
 }
 

@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NOT_SOURCES = shutil.ignore_patterns("build", ".*", "__pycache__", "*.egg-info")
-SHARED = ("spank", "prolog", "epilog", "importer", "squashfuse", "slurm-conf-examples")
+SHARED = ("spank", "prolog", "epilog", "importer", "squashfuse", "enroot", "slurm-conf-examples")
 
 IMPORT_ALL = """
 import importlib, json, pkgutil, bootseer

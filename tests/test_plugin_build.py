@@ -187,7 +187,7 @@ def test_install_and_uninstall(built, site):
     done = install.install(prefix, plugstack_dir, built=built.files[0].parent)
     names = {"bootseer.so", "bootseer-advice.so"}
     names |= {"bootseer-prolog", "bootseer-epilog", "bootseer-importer", "bootseer-squashfuse"}
-    names |= {"bootseer-env"}
+    names |= {"bootseer-env", "bootseer-enroot"}
     assert {path.name for path in prefix.iterdir()} == names
     for path in prefix.iterdir():
         info = path.stat()
@@ -199,7 +199,7 @@ def test_install_and_uninstall(built, site):
 
     (prefix / "theirs").touch()
     link = prefix / "no-link"
-    assert len(install.uninstall(prefix, plugstack_dir, link=link).files) == 8
+    assert len(install.uninstall(prefix, plugstack_dir, link=link).files) == 9
     assert list(prefix.iterdir()) == [prefix / "theirs"] and not conf.exists()
     (prefix / "theirs").unlink()
     assert install.uninstall(prefix, plugstack_dir, link=link) == install.RemovedPlugin((), ())
@@ -361,7 +361,7 @@ def test_no_account_is_made_for_a_plugin_that_cannot_be_installed(site, tmp_path
 def test_entry_scripts_run_and_cost_a_job_that_does_not_ask_nothing(site, tmp_path):
     prefix, plugstack_dir = site
     done = install.install(prefix, plugstack_dir, prolog_only=True)
-    assert not plugstack_dir.exists() and len(done.files) == 5
+    assert not plugstack_dir.exists() and len(done.files) == 6
     prolog = prefix / "bootseer-prolog"
     assert prolog.read_text().startswith(f"#!{sys.executable} -IS\n")
     assert "@" not in prolog.read_text()
@@ -391,9 +391,9 @@ def test_command_line(built, site):
     result = CliRunner().invoke(
         command, ["install", "--no-accounts", *where, *origin, "--", "max_wait=5"]
     )
-    assert len(json.loads(result.output)["files"]) == 8
+    assert len(json.loads(result.output)["files"]) == 9
     result = CliRunner().invoke(command, ["uninstall", *where, "--link", str(prefix / "link")])
-    assert len(json.loads(result.output)["removed"]) == 8
+    assert len(json.loads(result.output)["removed"]) == 9
     for name in ("build", "install", "uninstall"):
         help_text = CliRunner().invoke(command, [name, "--help"]).output
         assert "Example" in help_text and "--json" in help_text

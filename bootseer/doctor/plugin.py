@@ -22,6 +22,7 @@ _NO_HOOK = "slurmd runs it for each job: nothing is warmed, nothing is recorded"
 _WITHOUT = dict.fromkeys(_HOOKS, _NO_HOOK) | {
     "bootseer-importer": "Pyxis cannot get images from BootSeer's store",
     "bootseer-squashfuse": "Enroot cannot mount images by it, which halves their starts",
+    "bootseer-enroot": "containers that Enroot creates are unpacked",
 }
 
 

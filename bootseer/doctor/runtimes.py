@@ -20,6 +20,8 @@ _RUNTIMES = {
     "singularity": "Singularity",
 }
 _OUR_SQUASHFUSE = "bootseer-squashfuse"
+_OUR_ENROOT = "bootseer-enroot"
+_ENROOT_RUNS = ("unsquashfs", "mksquashfs", "enroot-mount")
 _HOOKS = "/etc/enroot/hooks.d"
 _NO_HOOK = "containers do not get BOOTSEER_IMAGE, the checkpoint and `bootseer mark`"
 
@@ -37,11 +39,23 @@ def _found(machine: Machine) -> Found:
         yield f"{name} {version}".strip()
     for line in _pyxis(machine):
         yield f"Pyxis, {line.place}"
+    if len(_linked(machine)) == len(_ENROOT_RUNS):
+        yield f"Enroot's containers are mounted by {_OUR_ENROOT}"
     squashfuse = machine.find_program("squashfuse")
-    if squashfuse and os.path.basename(os.path.realpath(squashfuse)) == _OUR_SQUASHFUSE:
+    if squashfuse and _is(squashfuse, _OUR_SQUASHFUSE):
         yield f"squashfuse is {_OUR_SQUASHFUSE}"
     elif squashfuse and machine.find_program("enroot"):
         yield f"squashfuse is {squashfuse}; {scripts_folder()}/{_OUR_SQUASHFUSE} is faster"
+
+
+def _is(path: str, program: str) -> bool:
+    return os.path.basename(os.path.realpath(path)) == program
+
+
+def _linked(machine: Machine) -> list[str]:
+    """List the programs that Enroot runs and that are links to bootseer-enroot."""
+    found = {name: machine.find_program(name) for name in _ENROOT_RUNS}
+    return [name for name, path in found.items() if path and _is(path, _OUR_ENROOT)]
 
 
 def _pyxis(machine: Machine) -> list[PluginLine]:
@@ -50,7 +64,15 @@ def _pyxis(machine: Machine) -> list[PluginLine]:
 
 
 def _squashfuse(machine: Machine) -> Found:
-    for line in _pyxis(machine):
+    linked = _linked(machine)
+    missing = [name for name in _ENROOT_RUNS if name not in linked]
+    if linked and missing:
+        yield warning(
+            f"{', '.join(linked)} of the PATH is {_OUR_ENROOT}, but {', '.join(missing)} is not",
+            "containers that Pyxis creates are unpacked",
+            f"link {', '.join(missing)} to {scripts_folder()}/{_OUR_ENROOT} in the same folder",
+        )
+    for line in _pyxis(machine) if missing else []:
         if line.argument("use_squashfuse") != "1":
             words = " ".join([line.path, *line.arguments, "use_squashfuse=1"])
             kind = "required" if line.is_required else "optional"

@@ -36,6 +36,7 @@ PYTHON_FILES = [
     ROOT / "bootseer/cli/send_mark.py",
     ROOT / "bootseer/image/identity.py",
     ROOT / "bootseer/image/library/import_lease.py",
+    ROOT / "bootseer/slurm/enroot/program.py",
     ROOT / "bootseer/slurm/squashfuse/program.py",
 ]
 SAID = ROOT / "bootseer/cli/plugin.py"
@@ -57,6 +58,10 @@ PARTS = {
     "The line before it had no end.",
     "………… include …",
     "…include …",
+    # Of what Enroot's programs and the interpreter read.
+    "none bind,nosuid,nodev,slave",
+    "import sys; sys.path[:0] = …; from bootseer.slurm.enroot.program import main; "
+    "sys.exit(main(sys.argv[1:]))",
     # To whoever writes code.
     "… is only read",
 }

@@ -34,7 +34,7 @@ class Site:
         self.write("etc/slurm/plugstack.conf", "include /etc/slurm/plugstack.conf.d/*.conf\n")
         self.write("etc/slurm/plugstack.conf.d/bootseer.conf", PLUGIN_LINE)
         self.write("usr/libexec/bootseer/bootseer.so")
-        for name in ("prolog", "epilog", "importer", "squashfuse"):
+        for name in ("prolog", "epilog", "importer", "squashfuse", "enroot"):
             self.write(f"usr/libexec/bootseer/bootseer-{name}", "#!/bin/sh -IS\n", 0o755)
         self.program("sh", "true")
         self.program("srun", f"echo slurm {RELEASE}")

@@ -59,6 +59,19 @@ def test_pyxis_that_unpacks(pyxis):
     assert found.mend.endswith(f"required /usr/lib/spank_pyxis.so {IMPORTER} use_squashfuse=1")
 
 
+def test_pyxis_whose_containers_are_mounted_with_a_layer(pyxis):
+    pyxis.edit(PYXIS, " use_squashfuse=1", "")
+    pyxis.program("bootseer-enroot", "true")
+    for name in ("unsquashfs", "mksquashfs"):
+        (pyxis.bin / name).unlink(missing_ok=True)
+        (pyxis.bin / name).symlink_to("bootseer-enroot")
+    found = [finding.what for finding in pyxis.look("runtimes.squashfuse")]
+    assert len(found) == 2 and "but enroot-mount is not" in found[0]
+    (pyxis.bin / "enroot-mount").symlink_to("bootseer-enroot")
+    assert pyxis.look("runtimes.squashfuse") == []
+    assert "Enroot's containers are mounted by bootseer-enroot" in pyxis.notes("runtimes.found")
+
+
 def test_without_squashfuse(pyxis):
     pyxis.without("squashfuse")
     machine = pyxis.machine()

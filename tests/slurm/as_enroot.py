@@ -1,7 +1,8 @@
 #!/usr/bin/python3 -I
 """Enroot as far as BootSeer sees it: namespaces, mounts and hooks in Enroot 4.1's order.
 
-`enroot start IMAGE COMMAND…` with ENROOT_REMAP_ROOT; `enroot-mount`, which hooks call. The folder
+`enroot start IMAGE COMMAND…` with ENROOT_REMAP_ROOT; `enroot-mount`, which hooks call, and Enroot
+itself without --root; `enroot-nsenter --user --mount --remap-root COMMAND…`. The folder
 of this file has hooks.d and mounts.d, and run for containers' roots.
 """
 
@@ -17,6 +18,7 @@ NEWUSER, NEWNS = 0x10000000, 0x20000
 RDONLY, NOSUID, NODEV, REMOUNT, BIND, REC = 1, 2, 4, 32, 4096, 16384
 SLAVE, PRIVATE = 1 << 19, 1 << 18
 FLAGS = {"ro": RDONLY, "nosuid": NOSUID, "nodev": NODEV, "bind": BIND, "rbind": BIND | REC}
+PLAIN = ("rw", "nofail", "silent")
 KINDS = {"slave": SLAVE, "rslave": SLAVE | REC, "private": PRIVATE}
 HERE = Path(__file__).parent
 
@@ -47,8 +49,9 @@ def mount_entry(root, source, target, kind, options):
         )  # the kernel has locked them
         mount(source, target, None, flags & (BIND | REC))
         mount(None, target, None, flags & ~REC | kept | REMOUNT)
-    else:
-        mount(source, target, kind, flags)
+    elif kind != "none":
+        own = [o for o in options if o not in FLAGS | KINDS and not o.startswith("x-")]
+        mount(source, target, kind, flags, ",".join(o for o in own if o not in PLAIN))
     for option in options:
         if option in KINDS:
             mount(None, target, None, KINDS[option])
@@ -102,12 +105,17 @@ def configure(root, runtime):
     return dict(x.split("=", 1) for x in Path(environ).read_text().splitlines())
 
 
-def start(image, *command):
+def enter_namespaces():
     uid, gid = os.geteuid(), os.getegid()
     if LIBC.unshare(NEWUSER | NEWNS) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
         Path(f"/proc/self/{name}").write_text(text)
+    return uid
+
+
+def start(image, *command):
+    uid = enter_namespaces()
     runtime = f"{HERE}/run/{uid}"
     os.makedirs(runtime, exist_ok=True)
     mount("tmpfs", runtime, "tmpfs")
@@ -125,6 +133,10 @@ def start(image, *command):
 
 if __name__ == "__main__":
     if os.path.basename(sys.argv[0]) == "enroot-mount":
-        mount_lines(sys.argv[2], sys.stdin.read().splitlines())
+        root = sys.argv[2] if sys.argv[1] == "--root" else ""
+        mount_lines(root, sys.stdin.read().splitlines())
+    elif os.path.basename(sys.argv[0]) == "enroot-nsenter":
+        enter_namespaces()
+        os.execvp(sys.argv[4], sys.argv[4:])
     else:
         start(*sys.argv[2:])

@@ -102,6 +102,9 @@ def test_the_agent_is_told_of_a_steps_image_file(host, agent, by, image):
     told = events(agent, 3)
     assert [request["path"] for request in told if request["op"] == "image"] == [image]
     assert "SLURM_BOOTSEER_CONTAINER" in seen.of("unsetenv")
+    passed_on = [line for line in seen.of("setenv") if line.startswith("BOOTSEER_CONTAINER=")]
+    assert passed_on == ([f"BOOTSEER_CONTAINER={image}"] if by == "pyxis" else [])
+    assert ("BOOTSEER_CONTAINER" in seen.of("unsetenv")) == (by == "option")
 
 
 @pytest.mark.parametrize("image", ["docker://x", "x", "", "./i", "/a/../b", "/a\nb", "/" * 5000])
@@ -354,7 +357,7 @@ def test_a_step_that_asks_for_something_else_than_its_job(host, agent):
         assert line.endswith(
             "has no effect in a step of a job that began with another: give it to the job"
         )
-    unset = set(seen.of("unsetenv")) - {"SLURM_BOOTSEER_CONTAINER"}
+    unset = set(seen.of("unsetenv")) - {"SLURM_BOOTSEER_CONTAINER", "BOOTSEER_CONTAINER"}
     assert unset == TOLD
     assert not [line for line in seen.of("setenv") if line.partition("=")[2] == "/srv"]
     seen = host.run("step", options={"bootseer-image": "/etc/passwd"})

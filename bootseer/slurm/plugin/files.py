@@ -22,6 +22,7 @@ SCRIPTS = {
     "bootseer-epilog": "epilog",
     "bootseer-importer": "importer",
     "bootseer-squashfuse": "squashfuse",
+    "bootseer-enroot": "enroot",
 }
 
 

@@ -16,7 +16,7 @@ from bootseer_dev.packages.rpm import build_rpms
 _FOLDER = "/build"
 """In a root: everything that a build makes but the environment."""
 _SOURCES = (
-    *("bootseer", "c_ext", "spank", "prolog", "epilog", "importer", "squashfuse"),
+    *("bootseer", "c_ext", "spank", "prolog", "epilog", "importer", "squashfuse", "enroot"),
     "slurm-conf-examples",
     *("packages", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"),
 )

@@ -1,0 +1,1 @@
+"""bootseer-enroot: containers of Enroot that are mounted instead of unpacked."""

@@ -24,6 +24,7 @@ from bootseer.agent.messages.control import TellEvent
 from bootseer.agent.node import control_client
 from bootseer.errors import BootseerError, Unavailable
 from bootseer.slurm.enroot.layers import FOLDER, IMAGE, Container, mount, run
+from bootseer.slurm.hidden_program import hidden_programs
 
 _ROOTFS_LINE = " none bind,nosuid,nodev,slave"
 _NOT_EXPORTED = (".lock", ".enroot")
@@ -165,7 +166,7 @@ def _unpack(container: Container, program: str) -> None:
     Raises:
         Unavailable: it cannot be unpacked.
     """
-    unsquashfs = _real(program, "unsquashfs")
+    unsquashfs = next(hidden_programs("unsquashfs", program), None)
     if unsquashfs is None:
         raise Unavailable("there is no unsquashfs in the PATH")
     options = ["-no-progress", "-user-xattrs", "-f", "-d", container.rootfs]
@@ -210,17 +211,17 @@ def _mount_points(container: Container) -> list[str]:
         for name in [*names, *files]:
             path = os.path.join(folder, name)
             info = os.lstat(path)
-            is_kind = stat.S_ISDIR(info.st_mode) or (
-                stat.S_ISREG(info.st_mode) and info.st_size == 0
-            )
-            if is_kind and stat.S_IMODE(info.st_mode) == 0:
+            is_empty_file = stat.S_ISREG(info.st_mode) and info.st_size == 0
+            is_closed = stat.S_IMODE(info.st_mode) == 0
+            if is_closed and (stat.S_ISDIR(info.st_mode) or is_empty_file):
                 found.append(container.rootfs + path[len(own) :])
     return found
 
 
 def _in_namespace(program: str, name: str, argv: list[str]) -> list[str]:
     """Return the command line that runs a part of this program in namespaces of its own."""
-    nsenter, enroot_mount = shutil.which("enroot-nsenter"), _real(program, "enroot-mount")
+    nsenter = shutil.which("enroot-nsenter")
+    enroot_mount = next(hidden_programs("enroot-mount", program), None)
     if nsenter is None or enroot_mount is None:
         raise Unavailable("Enroot's programs are not in the PATH")
     code = (
@@ -230,15 +231,6 @@ def _in_namespace(program: str, name: str, argv: list[str]) -> list[str]:
     ours = ["env", "-u", "BOOTSEER_SOCKET"]  # nothing is to be read ahead there
     ours += [sys.executable, "-IS", "-c", code, name, program, enroot_mount, *argv]
     return [nsenter, "--user", "--mount", "--remap-root", *ours]
-
-
-def _real(program: str, name: str) -> str | None:
-    """Find a program that a link to this one hides."""
-    for folder in os.environ.get("PATH", os.defpath).split(":"):
-        path = f"{folder}/{name}"
-        if os.access(path, os.X_OK) and not os.path.samefile(path, program):
-            return path
-    return None
 
 
 def _squashfuse(program: str) -> str:

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bootseer.posix import check_result
+from bootseer.slurm.hidden_program import hidden_programs
 from bootseer.slurm.squashfuse import readahead
 from bootseer.slurm.squashfuse.open_image import open_image
 
 _REAL = "squashfuse"
-_PATH = "/usr/local/bin:/usr/bin:/bin"
-"""Where the real one is looked for, after the PATH."""
 _ANY = 0xFFFFFFFF
 """For C: files keep their owner."""
 ABOVE = "bootseer_above"
@@ -111,15 +110,6 @@ def serve(wanted: MountRequest) -> None:
         check_result(lib.sq_serve(opened, mountpoint, given, [*kept, ffi.NULL]))
 
 
-def _others(program: str) -> Iterator[str]:
-    """Yield programs of the real one's name, in the order of the PATH."""
-    ours = os.path.realpath(program)
-    for folder in f"{os.environ.get('PATH', '')}:{_PATH}".split(":"):
-        path = f"{folder}/{_REAL}"
-        if folder.startswith("/") and os.access(path, os.X_OK) and os.path.realpath(path) != ours:
-            yield path
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the program, or the real one in its place; returns the exit code.
 
@@ -136,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
     if wanted is not None and wanted.above:
         _say(f"{wanted.image}: {why}")
         return 1
-    for path in _others(argv[0]):
+    for path in hidden_programs(_REAL, argv[0]):
         if wanted is not None:
             _say(f"{wanted.image} is left to {path}: {why}")
         os.execv(path, [path, *argv[1:]])

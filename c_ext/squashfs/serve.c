@@ -567,8 +567,7 @@ static void serve_and_exit(server *self, int parent, const char *name, const sig
     _exit(0);
 }
 
-/* Leave the mount namespace, so that its end is the mount's, and with it this process's. */
-static int leave_namespace(const char *mountpoint)
+int sq_leave_namespace(const char *mountpoint)
 {
     if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0 ||
         umount2(mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW) != 0)
@@ -590,7 +589,7 @@ static int mount_and_serve(server *self, const char *mountpoint)
         /* Whoever waits for the mount waits for the tables: Enroot allows the mount little time. */
         rc = sq_load(self->image);
         if (rc == 0 && self->depth > 0)
-            rc = leave_namespace(mountpoint);
+            rc = sq_leave_namespace(mountpoint);
         if (rc == 0) /* threads are started behind its fork */
             rc = fuse_daemonize(self->options.foreground) == 0 ? 0 : -EIO;
         pthread_sigmask(SIG_BLOCK, &signals, &before);

@@ -24,4 +24,9 @@ typedef struct {
 int sq_serve(sq_image *image, const char *mountpoint, const sq_options *options,
              const char *const *arguments);
 
+/* Leave the mount namespace for a copy of it in which nothing is mounted at a path, so that this
+ * process is none of those that make up a container, and the end of the last of those is the
+ * mount's. Returns a negative errno where this is not allowed. */
+int sq_leave_namespace(const char *mountpoint);
+
 #endif

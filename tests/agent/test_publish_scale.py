@@ -108,7 +108,8 @@ async def test_most_nodes_of_a_job_only_write_their_events(at_once, is_warm, aut
         shared[nodes] = sum(sum(calls.values()) for calls in others)
         assert len(others) <= 4 * (1 + 3)
         assert len(await read_run(cluster.store, cluster.epilogs[0].job.run)) == nodes
-    assert shared[512] <= 1.1 * shared[64], shared
+    # Those that write the plan meet each other more or less often, by chance.
+    assert shared[512] <= 1.25 * shared[64], shared
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -531,8 +531,14 @@ def test_a_damaged_image_is_not_read_ahead(simple: Path, tmp_path: Path) -> None
 class Agent:
     """Answers what is hot of an image; takes an event if something is."""
 
-    def __init__(self, path: Path, bounds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        bounds: Sequence[int],
+        on_request: Callable[[dict[str, object]], None] = lambda request: None,
+    ) -> None:
         self.path = path
+        self._on_request = on_request
         self.asked: list[dict[str, object]] = []
         self._answers = ({"bounds": bounds}, {"ok": True})[: 2 if bounds else 1]
         self._listener = socket.socket(socket.AF_UNIX)
@@ -548,6 +554,7 @@ class Agent:
                 end, _ = self._listener.accept()
                 with end:
                     self.asked.append(json.loads(end.makefile("rb").readline()))
+                    self._on_request(self.asked[-1])
                     with suppress(OSError):  # nobody waits for the second
                         end.sendall(json.dumps(answer).encode() + b"\n")
 
@@ -583,6 +590,42 @@ def test_without_an_agent_or_hot_ranges_nothing_is_read_ahead(
     readahead.start(str(simple), str(tmp_path), "")
     monkeypatch.undo()
     agent = Agent(tmp_path / "agent.sock", [])
-    readahead._read(str(agent.path), str(simple), str(tmp_path), "", 0)
+    readahead._read_hot_files(str(agent.path), str(simple), -1)
     agent.thread.join()
     assert [request["op"] for request in agent.asked] == ["hot"]
+
+
+SHOW_CONTAINER = """
+"$@" || exit 1
+until [ -e "$0.asked" ]; do sleep 0.01; done
+for process in /proc/[0-9]*; do
+    [ "$(readlink "$process/ns/mnt")" = "$(readlink /proc/self/ns/mnt)" ] || continue
+    cat "$process/comm"
+done 2>/dev/null
+"""
+
+
+def test_what_is_read_ahead_takes_no_process_in_the_container(
+    simple: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else `enroot list` names that process, and Pyxis has tasks join its namespaces."""
+    (one, *_) = stored(simple)["one"]
+    mountpoint = tmp_path / "mounted"
+    mountpoint.mkdir()
+
+    def show_asked(request: dict[str, object]) -> None:
+        if request["op"] == "hot":
+            Path(f"{mountpoint}.asked").touch()
+            shell.wait(WAIT_S)
+
+    agent = Agent(tmp_path / "agent.sock", [one[0], one[1]], show_asked)
+    monkeypatch.setenv("BOOTSEER_SOCKET", str(agent.path))
+    options = ["-o", "uid=0,bootseer_above=/one", str(simple), str(mountpoint)]
+    argv = ["unshare", "-m", "sh", "-c", SHOW_CONTAINER, str(mountpoint), *PROGRAM, *options]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        shown = shell.stdout.read().splitlines()
+    assert set(shown) == {"sh"}
+    agent.thread.join()
+    assert agent.asked[1]["bytes"] == 4096, "though the container has ended"
+    wait_until(lambda: not serving(simple), "the server is left")

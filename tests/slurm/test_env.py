@@ -137,10 +137,11 @@ def test_nobody_else_sees_what_is_mounted(lab):
     try:
         see = f"ls {TARGET}; cd /run/bootseer/jobs/*; ls envs; ls image-1; true"
         shown = ["sh", "-c", "ls /run/bootseer/jobs/*/state/*.shown"]
-        wait_until(
-            lambda: not lab.cluster.run(shown, node="n1", check=False).returncode,
-            "the environment is mounted",
-        )
+        for node in lab.cluster.node_names:
+            wait_until(
+                lambda node=node: not lab.cluster.run(shown, node=node, check=False).returncode,
+                f"the environment is mounted on {node}",
+            )
         for user in ("root", "mallory"):
             seen = lab.cluster.run(["sh", "-c", see], node="n1", user=user, check=False)
             assert "lib" not in seen.stdout.split()

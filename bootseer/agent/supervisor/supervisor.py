@@ -319,21 +319,25 @@ class Supervisor:
                 return Kept(kept)
 
     async def _hot_ranges(self, path: str, timeout_s: float) -> HotRanges:
-        """Wait until an image is prefetched; returns what of it."""
+        """Wait until it is known what of an image is prefetched; returns that."""
 
-        def hot() -> list[ByteRange]:
-            of = (image for image in self._images if image.file == path and image.is_prefetched)
-            return next((image.prefetched for image in of), [])
+        def hot() -> list[ByteRange] | None:
+            for window in self._windows:
+                for image in window.images:
+                    if image.file == path and (image.is_prefetched or window.prefetched.is_set()):
+                        return image.prefetched
+            return None
 
         if self._looking < _MOST_LOOKING:
             self._looking += 1
             try:
                 with trio.move_on_after(timeout_s):
-                    while not hot():
+                    while hot() is None:
                         await trio.sleep(_LOOK_S)
             finally:
                 self._looking -= 1
-        return HotRanges([bound for r in hot()[:MAX_HOT_RANGES] for bound in (r.start, r.stop)])
+        ranges = (hot() or [])[:MAX_HOT_RANGES]
+        return HotRanges([bound for r in ranges for bound in (r.start, r.stop)])
 
     def _record_event(self, told: TellEvent, uid: int) -> Answer:
         event = from_json(

@@ -51,9 +51,8 @@ def start(image: str, mountpoint: str, above: str) -> None:
 
 
 def _detach() -> None:
-    """Let go of what the runtime may wait for, and of processors that others want."""
+    """Let go of what the runtime may wait for."""
     os.setsid()
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
@@ -69,6 +68,20 @@ def _read(agent: str, image: str, mountpoint: str, above: str, before: int) -> N
         above: path of the image's root in the mount.
         before: device number of what is there until then.
     """
+    from bootseer._squashfs import lib
+
+    with suppress(OSError):
+        root = _open_mount(mountpoint, above, before)
+        # Else `enroot list` would take this process for the container's.
+        lib.sq_leave_namespace(os.fsencode(os.path.abspath(mountpoint)))
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        try:
+            _read_hot_files(agent, image, root)
+        finally:
+            os.close(root)
+
+
+def _read_hot_files(agent: str, image: str, root: int) -> None:
     from bootseer.agent.messages.control import GetHotRanges, HotRanges, TellEvent
     from bootseer.agent.node import control_client
     from bootseer.errors import BootseerError
@@ -79,16 +92,11 @@ def _read(agent: str, image: str, mountpoint: str, above: str, before: int) -> N
             image = named  # as the agent knows it
         request = GetHotRanges(image, _AGENT_S)
         bounds = control_client.ask(agent, request, HotRanges, _AGENT_S + 1).bounds
-        if not bounds:
-            return
-        root = _open_mount(mountpoint, above, before)
-        began_ns = time.time_ns()
-        try:
+        if bounds:
+            began_ns = time.time_ns()
             size_bytes = read_files(image, root, bounds)
-        finally:
-            os.close(root)
-        event = TellEvent("image.decompress", began_ns, time.time_ns(), bytes=size_bytes)
-        control_client.tell(agent, event)
+            event = TellEvent("image.decompress", began_ns, time.time_ns(), bytes=size_bytes)
+            control_client.tell(agent, event)
 
 
 def _open_mount(mountpoint: str, above: str, before: int) -> int:

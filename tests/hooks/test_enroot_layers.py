@@ -283,13 +283,22 @@ def test_all_else_goes_to_the_real_programs(site: Site) -> None:
         assert (done.returncode, done.stdout) == (3, f"{' '.join(words)}\n{text}")
 
 
-def test_what_others_have_laid_out_goes_to_the_real_programs(site: Site) -> None:
+@pytest.mark.parametrize("owned", ["the folder", "what is in it", "a link to one's own"])
+def test_what_others_have_laid_out_goes_to_the_real_programs(site: Site, owned: str) -> None:
     site.create()
-    os.chown(site.rootfs / ".bootseer", 65534, 65534)
+    inside = site.rootfs / ".bootseer"
+    if owned == "the folder":
+        os.chown(site.rootfs, 65534, 65534)
+    elif owned == "what is in it":
+        os.chown(inside, 65534, 65534)
+    else:
+        inside.rename(site.folder / "own")
+        inside.symlink_to(site.folder / "own")
     out = site.folder / "out.sqsh"
     assert site.run("mksquashfs", site.rootfs, out, "-no-progress").returncode == 0
     listed = site.run("unsquashfs", "-l", out).stdout.split()
-    assert "squashfs-root/.bootseer/image" in listed and "squashfs-root/etc" not in listed
+    kept = "squashfs-root/.bootseer" + ("" if inside.is_symlink() else "/image")
+    assert kept in listed and "squashfs-root/etc" not in listed
     put(site.folder / "enroot/enroot-mount", "#!/bin/sh\ncat\n")
     line = f"{site.rootfs} {site.rootfs}{LINE}\n"
     assert site.run("enroot-mount", "-", text=line).stdout == line

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class MountInfo:
+class MountInfo(NamedTuple):
     """One line of /proc/PID/mountinfo.
 
     Attributes:

@@ -11,9 +11,8 @@ import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from os import PathLike
+from typing import Any, NamedTuple, TypeAlias
 
 from bootseer._io import ffi, lib
 from bootseer.errors import Unavailable
@@ -24,9 +23,10 @@ SUBTYPE = "bootseer"
 # Errors of kernels without user namespaces for mounts, or that forbid them.
 _NO_NAMESPACES = {errno.EPERM, errno.ENOSPC, errno.EUSERS, errno.EINVAL, errno.ENOSYS}
 
+Folder: TypeAlias = str | PathLike[str]
 
-@dataclass(frozen=True, slots=True)
-class MountOptions:
+
+class MountOptions(NamedTuple):
     """How a view is mounted.
 
     Attributes:
@@ -50,7 +50,7 @@ class MountOptions:
 
 
 def attach(
-    mountpoint: Path | int, uid: int, gid: int, options: MountOptions, groups: Sequence[int] = ()
+    mountpoint: Folder | int, uid: int, gid: int, options: MountOptions, groups: Sequence[int] = ()
 ) -> int:
     """Mount, as root, a file system that another process will serve; returns its connection.
 
@@ -89,7 +89,7 @@ def attach(
         ) from error
 
 
-def set_read_ahead(mountpoint: Path, kib: int) -> None:
+def set_read_ahead(mountpoint: Folder, kib: int) -> None:
     """Set a mount's read-ahead, as root; the kernel's default is 128 KiB.
 
     The answer to the kernel's first request resets it: call this after serving has started.
@@ -99,13 +99,14 @@ def set_read_ahead(mountpoint: Path, kib: int) -> None:
     """
     mount = find_mount(str(mountpoint))
     if mount is not None:
-        Path(f"/sys/class/bdi/{mount.device}/read_ahead_kb").write_text(str(kib))
+        with open(f"/sys/class/bdi/{mount.device}/read_ahead_kb", "w") as file:
+            file.write(str(kib))
 
 
 def overlay(
-    mountpoint: Path,
-    lower: Path,
-    scratch: Path,
+    mountpoint: Folder,
+    lower: Folder,
+    scratch: Folder,
     uid: int,
     gid: int,
     groups: Sequence[int] = (),
@@ -129,7 +130,7 @@ def overlay(
         OSError: mounting failed.
     """
     user, _kept = _user(uid, gid, groups)
-    folders = {"lower": lower, "upper": scratch / "upper", "work": scratch / "work"}
+    folders = {"lower": lower, "upper": f"{scratch}/upper", "work": f"{scratch}/work"}
     paths = {name: ffi.new("char[]", os.fsencode(folder)) for name, folder in folders.items()}
     fields = ffi.new("bs_overlay_folders *", paths | {"read_only": read_only})
     mount = _check(lib.bs_mount_overlay_for(user, fields))
@@ -140,7 +141,7 @@ def overlay(
         os.close(mount)
 
 
-def copy_mount(mount: str | Path) -> int:
+def copy_mount(mount: Folder) -> int:
     """Open a detached copy of a mount, or of a folder in one, as root; returns a descriptor.
 
     Raises:
@@ -149,7 +150,7 @@ def copy_mount(mount: str | Path) -> int:
     return _check(lib.bs_copy_mount(os.fsencode(mount)))
 
 
-def show(mount: Path, namespace: int, target: int) -> None:
+def show(mount: Folder, namespace: int, target: int) -> None:
     """Attach a copy of a mount, or of a folder in one, in another mount namespace, as root.
 
     The copy outlives the original mount, but gives errors once its server has ended.
@@ -169,7 +170,7 @@ def show(mount: Path, namespace: int, target: int) -> None:
         os.close(tree)
 
 
-def uncover(mountpoint: Path) -> None:
+def uncover(mountpoint: Folder) -> None:
     """Unmount an overlay, even while in use.
 
     Raises:
@@ -178,7 +179,7 @@ def uncover(mountpoint: Path) -> None:
     _check(lib.bs_unmount(os.fsencode(mountpoint)))
 
 
-def detach(mountpoint: Path) -> None:
+def detach(mountpoint: Folder) -> None:
     """Unmount a BootSeer mount, as root, even while in use.
 
     Requests in progress and open files give errors from then on, so that no process keeps waiting.
@@ -193,7 +194,7 @@ def detach(mountpoint: Path) -> None:
 
 
 @contextmanager
-def _opened(folder: Path | int) -> Iterator[int]:
+def _opened(folder: Folder | int) -> Iterator[int]:
     if isinstance(folder, int):
         yield folder
         return

@@ -10,8 +10,7 @@ The client's side is in `bootseer.ipc.request_client`. Imports the standard libr
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from bootseer import errors
 
@@ -60,8 +59,13 @@ def _layout(verb: type[Any]) -> struct.Struct:
     return struct.Struct("=" + "".join("32s" if kind is bytes else "q" for kind in kinds))
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+ERRORS: tuple[type[errors.BootseerError], ...] = (
+    *(errors.Unavailable, errors.NotFound, errors.NoSpace, errors.Denied, errors.Corrupt),
+)
+"""That a reply can have, in the order of their numbers from 1."""
+
+
+class Reply(NamedTuple):
     """The reply to a request.
 
     Attributes:
@@ -74,14 +78,10 @@ class Reply:
     error: errors.BootseerError | None = None
     value: int = 0
 
-    ERRORS: ClassVar[tuple[type[errors.BootseerError], ...]] = (
-        *(errors.Unavailable, errors.NotFound, errors.NoSpace, errors.Denied, errors.Corrupt),
-    )
-
     def encode(self) -> bytes:
         kind, why = 0, b""
         if self.error is not None:
-            known = type(self.error) in self.ERRORS
-            kind = 1 + self.ERRORS.index(type(self.error)) if known else 1
+            known = type(self.error) in ERRORS
+            kind = 1 + ERRORS.index(type(self.error)) if known else 1
             why = str(self.error).encode(errors="backslashreplace")[:WHY_BYTES]
         return REPLY.pack(self.number, kind, self.value, why)

@@ -12,7 +12,7 @@ import trio
 
 from bootseer.errors import Closed, Corrupt, Unavailable
 from bootseer.ipc.descriptors import close_all, receive
-from bootseer.ipc.request import HEAD, MAX_BYTES, MAX_DESCRIPTORS, REPLY, Reply, Verbs
+from bootseer.ipc.request import ERRORS, HEAD, MAX_BYTES, MAX_DESCRIPTORS, REPLY, Reply, Verbs
 
 _ANSWER_S = 20.0
 """Default timeout of a reply, long enough for a busy node."""
@@ -39,7 +39,7 @@ def decode_reply(message: bytes) -> Reply:
     try:
         number, kind, value, why = REPLY.unpack(message)
         text = why.rstrip(b"\0").decode(errors="replace")
-        return Reply(number, Reply.ERRORS[kind - 1](text) if kind else None, value)
+        return Reply(number, ERRORS[kind - 1](text) if kind else None, value)
     except (struct.error, IndexError) as error:
         raise Corrupt(f"invalid reply of {len(message)} bytes") from error
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import socket
 import sys
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Thread
 from typing import Any
 
@@ -26,7 +24,6 @@ CarryOut = Callable[[Any, list[int], list[int]], int]
 descriptors; returns the reply's value."""
 
 
-@dataclass(eq=False)
 class RequestServer:
     """Serves the requests of one client.
 
@@ -37,11 +34,15 @@ class RequestServer:
         here: verbs that run in the thread that calls `run`.
     """
 
-    end: socket.socket
-    verbs: Verbs
-    carry_out: CarryOut
-    here: tuple[type[Any], ...] = ()
-    _at_once: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(MAX_AT_ONCE))
+    def __init__(
+        self,
+        end: socket.socket,
+        verbs: Verbs,
+        carry_out: CarryOut,
+        here: tuple[type[Any], ...] = (),
+    ) -> None:
+        self.end, self.verbs, self.carry_out, self.here = end, verbs, carry_out, here
+        self._at_once = BoundedSemaphore(MAX_AT_ONCE)
 
     def run(self) -> None:
         """Serve requests until the client has ended or sends an invalid message."""
@@ -74,7 +75,7 @@ class RequestServer:
             reply = Reply(number, Unavailable(str(error)))
         except Exception as error:  # noqa: BLE001 (one request never ends its server)
             with suppress(OSError):  # /run is full
-                traceback.print_exc()
+                sys.excepthook(type(error), error, error.__traceback__)
             reply = Reply(number, Unavailable(f"internal error: {type(error).__name__}"))
         finally:
             close_all(fds)

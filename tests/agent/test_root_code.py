@@ -22,6 +22,7 @@ before = set(sys.modules)
 sys.path[:0] = [sys.argv[1]]
 import bootseer.agent.broker.__main__
 import bootseer.agent.broker.startup
+import bootseer.agent.broker.mount_squashfs
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 EXTENSION = {"bootseer._io", "bootseer._io.lib", "_cffi_backend"}

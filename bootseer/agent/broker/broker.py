@@ -12,12 +12,10 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import suppress
-from pathlib import Path
 from threading import Event, Thread
 from typing import Any, TypeVar
 
 from bootseer.agent.broker import mount_requests, residency_server
-from bootseer.agent.broker.mount_squashfs import mount_root
 from bootseer.agent.broker.mounts import Mounts, locate_process
 from bootseer.agent.broker.processes import STOP_CHECK_S, Processes
 from bootseer.agent.messages import broker as messages
@@ -116,11 +114,14 @@ class Broker:
                 target, namespace = exactly(fds, 2)
                 self.mounts.show(number, target, namespace)
             case messages.MountRoot():
+                # Imported only now: few jobs ask for it, and the prolog waits for the imports.
+                from bootseer.agent.broker.mount_squashfs import mount_root
+
                 mount_root(
                     exactly(fds, 3),
-                    Path(self._folder.root),
+                    self._folder.root,
                     self._settings.kernel_mount,
-                    Path(self._settings.run_dir, "checked"),
+                    f"{self._settings.run_dir}/checked",
                     (self._job.uid, self._job.gid),
                     self._settings.cache_account,
                 )

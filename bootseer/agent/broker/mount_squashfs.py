@@ -28,9 +28,9 @@ _MAX_MESSAGE_BYTES = 1000
 
 def mount_root(
     fds: Sequence[int],
-    folder: Path,
+    folder: str,
     listed: Collection[str],
-    checked: Path,
+    checked: str,
     owner: tuple[int, int],
     account: NodeAccount,
 ) -> None:
@@ -50,18 +50,18 @@ def mount_root(
         Corrupt: a block is damaged.
         Unavailable: the image cannot be checked or mounted.
     """
-    if _checked_digest(fds, checked, account) not in listed:
+    if _checked_digest(fds, Path(checked), account) not in listed:
         raise NotFound("node.kernel_mount does not list the image")
-    target = folder / "rootfs"
+    target = f"{folder}/rootfs"
     try:
-        folder.mkdir(mode=0o700)
-        target.mkdir(mode=0o755)
+        os.mkdir(folder, 0o700)
+        os.mkdir(target, 0o755)
         os.chown(folder, *owner)
         # The kernel reuses a loop device of the same file, and its pages in memory.
         options = "loop,ro,nodev,nosuid"
         data = f"/proc/self/fd/{fds[1]}"
         done = subprocess.run(
-            ["mount", "-t", "squashfs", "-o", options, data, str(target)],
+            ["mount", "-t", "squashfs", "-o", options, data, target],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from threading import Lock
 
 from bootseer._io import lib
@@ -112,7 +111,7 @@ class Mounts:
 
     def set_read_ahead(self, mount: MountKind, number: int, kib: int) -> None:
         if mount in (MountKind.CHECKPOINT, MountKind.IMAGE) and 0 <= kib <= 1 << 16:
-            root_mounts.set_read_ahead(Path(self.path(mount, number)), kib)
+            root_mounts.set_read_ahead(self.path(mount, number), kib)
 
     def unmount(self, mount: MountKind, number: int) -> None:
         """Unmount, even while in use.
@@ -122,9 +121,9 @@ class Mounts:
         """
         path = self.path(mount, number)
         if mount in (MountKind.CHECKPOINT, MountKind.IMAGE):
-            root_mounts.detach(Path(path))
+            root_mounts.detach(path)
         else:
-            root_mounts.uncover(Path(path))
+            root_mounts.uncover(path)
         if mount == MountKind.IMAGE and number:
             with suppress(OSError):
                 os.rmdir(path)
@@ -141,13 +140,13 @@ class Mounts:
             if not 0 < count <= MAX_OVERLAYS - self._overlays:
                 raise Unavailable(f"this job may mount only {MAX_OVERLAYS} environment targets")
             os.makedirs(self._folder.environments, 0o700, exist_ok=True)
-            tree = Path(self.path(MountKind.IMAGE, image))
+            tree = self.path(MountKind.IMAGE, image)
             user = (self._job.uid, self._job.gid, self._groups)
             for number in range(first, first + count):
                 self._overlays = number
-                mount = Path(self.path(MountKind.ENVIRONMENT, number))
-                mount.mkdir(0o755)
-                lower, scratch = tree / str(number - first), self._make_scratch(number)
+                mount = self.path(MountKind.ENVIRONMENT, number)
+                os.mkdir(mount, 0o755)
+                lower, scratch = f"{tree}/{number - first}", self._make_scratch(number)
                 root_mounts.overlay(mount, lower, scratch, *user, read_only=read_only)
         return first
 
@@ -169,14 +168,14 @@ class Mounts:
             raise Denied("a target is not a folder owned by the user")
         if is_the_nodes(namespace):
             raise Denied("refusing to mount in the node's own mount namespace")
-        root_mounts.show(Path(path), namespace, target)
+        root_mounts.show(path, namespace, target)
 
     def clear(self) -> None:
         """Unmount the overlays; the epilog removes the files written over them."""
         with self._lock:
             for number in range(1, self._overlays + 1):
                 with suppress(OSError):
-                    root_mounts.uncover(Path(self.path(MountKind.ENVIRONMENT, number)))
+                    root_mounts.uncover(self.path(MountKind.ENVIRONMENT, number))
 
     def _make(self, path: str, options: MountOptions) -> NewMount:
         try:
@@ -193,7 +192,7 @@ class Mounts:
         job = self._job
         os.mkdir(path, 0o755)
         try:
-            return root_mounts.attach(Path(path), job.uid, job.gid, options, self._groups)
+            return root_mounts.attach(path, job.uid, job.gid, options, self._groups)
         except BaseException:
             os.rmdir(path)
             raise
@@ -202,18 +201,18 @@ class Mounts:
     def _groups(self) -> Sequence[int]:
         return self._job.groups
 
-    def _make_scratch(self, number: int) -> Path:
+    def _make_scratch(self, number: int) -> str:
         """Create the folder for files written over a tree."""
-        scratch = Path(self._scratch)
-        if not scratch.exists():
-            os.makedirs(scratch.parent, 0o700, exist_ok=True)
-            check_alone(str(scratch.parent))
-            scratch.mkdir(0o700)
-        made = scratch / str(number)
-        made.mkdir(0o700)
-        for folder in (made / "upper", made / "work"):
-            folder.mkdir(0o700)
-            os.chown(folder, self._job.uid, self._job.gid)
+        if not os.path.exists(self._scratch):
+            above = os.path.dirname(self._scratch)
+            os.makedirs(above, 0o700, exist_ok=True)
+            check_alone(above)
+            os.mkdir(self._scratch, 0o700)
+        made = f"{self._scratch}/{number}"
+        for folder in (made, f"{made}/upper", f"{made}/work"):
+            os.mkdir(folder, 0o700)
+            if folder != made:
+                os.chown(folder, self._job.uid, self._job.gid)
         return made
 
 

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass, field
 from itertools import count
 from threading import Lock
 
@@ -32,7 +31,6 @@ _KILL_S = 1.0
 _POLL_S = 0.002
 
 
-@dataclass(slots=True)
 class _Child:
     """A child process.
 
@@ -43,13 +41,10 @@ class _Child:
         times_stopped: how often it was found stopped.
     """
 
-    pid: int
-    slot: int | None = None
-    role: Role | None = None
-    times_stopped: int = 0
+    def __init__(self, pid: int, slot: int | None, role: Role | None) -> None:
+        self.pid, self.slot, self.role, self.times_stopped = pid, slot, role, 0
 
 
-@dataclass(eq=False)
 class Processes:
     """Children of the broker, by handle.
 
@@ -63,13 +58,12 @@ class Processes:
         slots: limits the processes of all of this user's jobs on the node.
     """
 
-    folder: JobFolder
-    job: Job
-    slots: UserSlots
-    _numbers: count[int] = field(default_factory=lambda: count(1))
-    _children: dict[int, _Child] = field(default_factory=dict)
-    # Guards the children; a child is not reaped while it is held.
-    _lock: Lock = field(default_factory=Lock)
+    def __init__(self, folder: JobFolder, job: Job, slots: UserSlots) -> None:
+        self.folder, self.job, self.slots = folder, job, slots
+        self._numbers = count(1)
+        self._children: dict[int, _Child] = {}
+        # Guards the children; a child is not reaped while it is held.
+        self._lock = Lock()
 
     def adopt(self, pid: int, role: Role | None = None) -> int:
         """Register a child; returns its handle.

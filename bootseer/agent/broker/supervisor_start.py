@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from bootseer.agent.node.broker_settings import NodeAccount
 from bootseer.agent.node.job import Job, JobFolder
@@ -17,8 +16,7 @@ NewMount: TypeAlias = int | str
 """Descriptor of the FUSE connection of a mount without a server, or why mounting failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorStart:
+class SupervisorStart(NamedTuple):
     """A supervisor's job, mounts and ends of all sockets.
 
     Attributes:

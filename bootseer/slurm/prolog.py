@@ -3,7 +3,8 @@
 Called by the plugin's job_prolog hook, by its step hook, and by slurm.conf's Prolog=; the first
 call does the work. Always ends well: a prolog that fails would drain the node.
 
-Until a job is known to have asked, only the standard library is imported.
+Until a job is known to have asked, only the standard library is imported; what speaks to the agent,
+only while the agent starts.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bootseer import config as settings
-from bootseer.agent.messages.control import Readiness, TellEvent, WaitReady
-from bootseer.agent.node import agent_process, control_client, control_socket, registry
+from bootseer.agent.node import agent_process, control_socket, registry
 from bootseer.agent.node.account import broker_settings
 from bootseer.agent.node.job import Job, JobFolder
 from bootseer.agent.node.reap_agents import reap, reap_dead
@@ -141,6 +141,9 @@ def _wait(folder: JobFolder, wait_s: float, ends: float, latest: float) -> tuple
     """
     if wait_s <= 0:
         return "ok", "the agent is running"
+    from bootseer.agent.messages.control import Readiness, WaitReady
+    from bootseer.agent.node import control_client
+
     try:
         now = time.monotonic()
         left_s = max(0.0, ends - now)
@@ -233,6 +236,9 @@ def _tell(
     folder: JobFolder, stage: str, start_ns: int, status: str = "ok", detail: str = ""
 ) -> None:
     """Give the agent an event; it is no reason to fail when it cannot be had."""
+    from bootseer.agent.messages.control import TellEvent
+    from bootseer.agent.node import control_client
+
     request = TellEvent(
         stage, start_ns, time.time_ns(), source="prolog", status=status, detail=detail
     )

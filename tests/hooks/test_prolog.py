@@ -72,8 +72,8 @@ def test_environment_and_hot_set_are_waited_for_once(tmp_path, monkeypatch):
     monkeypatch.setattr(prolog, "_job", lambda *_: job)
     monkeypatch.setattr(prolog, "_start_agent", lambda *_: clock.sleep(0.1))
     monkeypatch.setattr(prolog, "time", clock)
-    monkeypatch.setattr(prolog.control_client, "ask", answer)
-    monkeypatch.setattr(prolog.control_client, "tell", lambda *_: None)
+    monkeypatch.setattr(control_client, "ask", answer)
+    monkeypatch.setattr(control_client, "tell", lambda *_: None)
     prolog._warm(asked, 1)
     assert 108 <= clock.now_s < 108.5
 

@@ -196,6 +196,11 @@ def test_a_job_is_signalled_by_scancel(arena, stored, number):
     argv = ["sbatch", "--parsable", "-o/dev/null", "-n1", "-wn1", *options, with_run]
     job = int(arena.cluster.run(argv, user="mallory").stdout)
     arena.wait_for_agents(job, "n1")
+    # Slurm waits for ever for a task that is stopped before it runs its program.
+    wait_until(
+        lambda: "slurm_script" in arena.sh("pgrep -a -u mallory || true", node="n1").stdout,
+        "the script runs",
+    )
     for more in ("", "--batch", "--full"):
         arena.sh(f"scancel --signal={number} {more} {job}", node=None, check=False)
     arena.sh(f"scancel {job}", node=None, check=False)

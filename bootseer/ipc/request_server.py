@@ -74,8 +74,10 @@ class RequestServer:
         except OSError as error:
             reply = Reply(number, Unavailable(str(error)))
         except Exception as error:  # noqa: BLE001 (one request never ends its server)
+            import traceback  # imported only now: the broker's start does not need it
+
             with suppress(OSError):  # /run is full
-                sys.excepthook(type(error), error, error.__traceback__)
+                traceback.print_exc()
             reply = Reply(number, Unavailable(f"internal error: {type(error).__name__}"))
         finally:
             close_all(fds)

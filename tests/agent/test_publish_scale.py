@@ -100,16 +100,17 @@ class Cluster:
 @pytest.mark.parametrize("is_warm", [True, False])
 async def test_most_nodes_of_a_job_only_write_their_events(at_once, is_warm, autojump_clock):
     shared = {}
-    for nodes in NODES:
+    for nodes in NODES * 3:
         cluster = Cluster()
         await cluster.start(nodes)
         asked = await cluster.start(nodes, is_warm=is_warm, at_once=at_once)
         others = [calls for calls in asked if calls != EVENTS]
-        shared[nodes] = sum(sum(calls.values()) for calls in others)
+        calls_of_others = sum(sum(calls.values()) for calls in others)
+        # The fewest: those that write the plan meet each other more or less often, by chance.
+        shared[nodes] = min(shared.get(nodes, calls_of_others), calls_of_others)
         assert len(others) <= 4 * (1 + 3)
         assert len(await read_run(cluster.store, cluster.epilogs[0].job.run)) == nodes
-    # Those that write the plan meet each other more or less often, by chance.
-    assert shared[512] <= 1.25 * shared[64], shared
+    assert shared[512] <= 1.1 * shared[64], shared
 
 
 @pytest.mark.parametrize("at_once", [True, False])

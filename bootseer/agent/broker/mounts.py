@@ -209,10 +209,10 @@ class Mounts:
             check_alone(above)
             os.mkdir(self._scratch, 0o700)
         made = f"{self._scratch}/{number}"
-        for folder in (made, f"{made}/upper", f"{made}/work"):
+        os.mkdir(made, 0o700)
+        for folder in (f"{made}/upper", f"{made}/work"):
             os.mkdir(folder, 0o700)
-            if folder != made:
-                os.chown(folder, self._job.uid, self._job.gid)
+            os.chown(folder, self._job.uid, self._job.gid)
         return made
 
 

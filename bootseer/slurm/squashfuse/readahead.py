@@ -59,10 +59,10 @@ def _detach() -> None:
 
 
 def _read(agent: str, image: str, mountpoint: str, above: str, before: int) -> None:
-    """Read the hot files, and tell the agent.
+    """Wait for the mount, leave the container, and read the hot files through the mount.
 
     Args:
-        agent: path of its socket.
+        agent: path of the agent's socket.
         image: path of the image.
         mountpoint: where it is mounted soon.
         above: path of the image's root in the mount.
@@ -82,6 +82,7 @@ def _read(agent: str, image: str, mountpoint: str, above: str, before: int) -> N
 
 
 def _read_hot_files(agent: str, image: str, root: int) -> None:
+    """Read what the agent says is hot, and tell it; arguments as for `_read` and `read_files`."""
     from bootseer.agent.messages.control import GetHotRanges, HotRanges, TellEvent
     from bootseer.agent.node import control_client
     from bootseer.errors import BootseerError

@@ -5,9 +5,11 @@ import re
 import shlex
 import stat
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 from bootseer_dev.cluster.poll import wait_until
 from bootseer_dev.jobs import site
@@ -19,7 +21,7 @@ BROKERS = sum(1 << n for n in (0, 1, 2, 3, 5, 6, 7, 8, 14, 18, 19, 21, 23, 24))
 """What c_ext/privilege.c leaves a broker: mounts, namespaces, others' files and processes."""
 FUSE = os.makedev(10, 229)
 STARTED_S = 2.0
-"""After which a worker has given up root's rights."""
+"""After which a worker has given up the rights of root, with which it is started."""
 FILTERED = 2
 """What /proc/PID/status calls a process with a filter of system calls."""
 
@@ -166,6 +168,15 @@ def group_of(pid):
     return next(line[3:] for line in lines if line.startswith("0::"))
 
 
+def have_all_started(arena, job_id):
+    """Whether all workers have had the time to give up root's rights."""
+    try:
+        began = [psutil.Process(one.pid).create_time() for one in arena.ours(job_id)]
+    except psutil.NoSuchProcess:
+        return False
+    return time.time() - max(began) > STARTED_S
+
+
 def test_every_process_is_what_the_table_says(arena, busy, status_of):
     """Identity, capabilities, filter, no_new_privs, descriptors of each process of a busy job.
 
@@ -175,21 +186,15 @@ def test_every_process_is_what_the_table_says(arena, busy, status_of):
     for name in ("bootseer", "bootseer-cache"):
         uids[name] = int(arena.cluster.run(["id", "-u", name]).stdout)
     copies = {uids["bootseer"]: "supervisor", uids["bootseer-cache"]: "lender"}
+    wait_until(partial(have_all_started, arena, busy.job_id), "all workers have started")
+    found = {}
     roles = set()
-
-    def wrong():
-        found = {}
-        for one in arena.ours(busy.job_id):
-            role = copies.get(one.uid, one.role)
-            roles.add(role)
-            if problem := problems(one, EXPECTED[role], uids, status_of):
-                found[f"{role} {one.pid}"] = problem
-        return found
-
-    found = wrong()
-    if found:  # a worker that has just been started still has root's rights
-        time.sleep(STARTED_S)
-        found = {name: problem for name, problem in wrong().items() if name in found}
+    for one in arena.ours(busy.job_id):
+        role = copies.get(one.uid, one.role)
+        roles.add(role)
+        wrong = problems(one, EXPECTED[role], uids, status_of)
+        if wrong:
+            found[f"{role} {one.pid}"] = wrong
     groups = {group_of(one.pid) for one in arena.ours(busy.job_id)}
     (group,) = groups
     assert re.search(rf"/bootseer-warm-{busy.job_id}-\d+(\.service)?$", group)

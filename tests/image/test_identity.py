@@ -6,7 +6,6 @@ import hashlib
 import os
 import struct
 import subprocess
-from dataclasses import replace
 
 import pytest
 
@@ -214,7 +213,7 @@ def test_on_fuse_only_roots_mounts_have_images(tmp_path, monkeypatch, kind, opti
     """Another's server can leave a read unanswered for ever."""
     path = tmp_path / "image"
     path.write_bytes(b"x")
-    mounts = [replace(mount, kind=kind, options=options) for mount in read_mounts()]
+    mounts = [mount._replace(kind=kind, options=options) for mount in read_mounts()]
     monkeypatch.setattr(identity_module, "read_mounts", lambda: mounts)
     if is_opened:
         os.close(open_image(str(path)).fd)

@@ -104,7 +104,7 @@ class PeerClient:
         note: called with the reason when a peer is given up.
         begun_s: when this began, on the clock `time.monotonic`: until shortly after, servers of
             other nodes may not have started.
-        received_bytes: what peers have sent.
+        received_bytes: of objects, that peers have sent.
     """
 
     hosts: Sequence[str]
@@ -159,6 +159,16 @@ class PeerClient:
         found = await self._ask_first(readers, request, request.size_bytes)
         return None if found is None else found[1]
 
+    async def is_shared(self, store: int, name: str) -> bool:
+        """Return whether another node of this row has asked this of a name, in the last minute.
+
+        False if nobody tells. Like `describe`, this waits for no server to start.
+        """
+        request = PeerRequest(Kind.SHARED, store, name, self.grid.index)
+        homes = self.grid.homes(name, 0)
+        found = await self._ask_first(homes, request, 1, is_patient=False)
+        return found is not None and found[1] == wire.IS_SHARED
+
     def give_up(self, node: int, why: str) -> None:
         """Ask a node nothing any more: what it gives is wrong."""
         self._lose(node, why, inf)
@@ -197,7 +207,8 @@ class PeerClient:
                     self._lose(node, str(error))
                 continue
             self._lost = 0
-            self.received_bytes += len(data)
+            if request.kind in (Kind.READ, Kind.READ_STORE):
+                self.received_bytes += len(data)
             return node, data
         return None
 

@@ -31,6 +31,9 @@ _CLOSE_S = 0.5
 _WAIT_EVERY_S = 0.25
 """How often a peer is told that the store has not answered yet."""
 _OPEN_OBJECTS = 64
+_SHARED_S = 60.0
+"""A name is shared by the nodes that have asked for it within this time."""
+_SEEN_NAMES = 65536
 
 
 @dataclass(slots=True)
@@ -80,6 +83,7 @@ class PeerServer:
     _strangers: Counter[str] = field(default_factory=Counter)
     _opened: OrderedDict[tuple[int, str], _Opened] = field(default_factory=OrderedDict)
     _opening: dict[tuple[int, str], trio.Lock] = field(default_factory=dict)
+    _seen: OrderedDict[tuple[int, str], dict[int, float]] = field(default_factory=OrderedDict)
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve connections until cancelled.
@@ -143,6 +147,9 @@ class PeerServer:
                 await stream.send_all(wire.encode_answer(Status.FAILED))
             elif request.kind is Kind.DESCRIBE:
                 await self._describe(stream, request)
+            elif request.kind is Kind.SHARED:
+                answer = wire.IS_SHARED if self._note_reader(request) else wire.IS_OWN
+                await stream.send_all(wire.encode_answer(Status.DATA, len(answer)) + answer)
             else:
                 await self._give(stream, request)
 
@@ -156,6 +163,18 @@ class PeerServer:
             await stream.send_all(wire.encode_answer(Status.FAILED))
         else:
             await stream.send_all(wire.encode_answer(Status.DATA, len(data)) + data)
+
+    def _note_reader(self, request: PeerRequest) -> bool:
+        """Note that a node reads a name; returns whether another one has, too."""
+        key, now_s = (request.store, request.name), trio.current_time()
+        seen = self._seen.pop(key, {})
+        seen.pop(request.offset, None)
+        seen[request.offset] = now_s  # the newest are the last ones
+        recent = [node for node, asked_s in seen.items() if asked_s > now_s - _SHARED_S]
+        self._seen[key] = {node: seen[node] for node in recent[-2:]}
+        while len(self._seen) > _SEEN_NAMES:
+            self._seen.popitem(last=False)
+        return len(recent) > 1
 
     async def _give(self, stream: trio.SocketStream, request: PeerRequest) -> None:
         await trio.sleep(self.limit.take(request.size_bytes, trio.current_time()))

@@ -30,6 +30,9 @@ PIECE_BYTES = MIB
 """Has a home; no request goes beyond the end of a piece."""
 MAX_NAME_BYTES = 1024
 MAX_INFO_BYTES = 4096
+IS_SHARED = b"\1"
+"""Answers SHARED; `IS_OWN` does so, too."""
+IS_OWN = b"\0"
 
 _REQUEST = struct.Struct("!BBHIQ")
 REQUEST_BYTES = _REQUEST.size
@@ -42,12 +45,14 @@ class Kind(IntEnum):
     """What a request asks for.
 
     DESCRIBE is for the object's `ObjectInfo`, READ for bytes. READ_STORE is a home's request: who
-    gets it reads the store, and asks nobody else.
+    gets it reads the store, and asks nobody else. SHARED asks whether another node has asked the
+    same of this name; its offset is the index of the node that asks.
     """
 
     DESCRIBE = 1
     READ = 2
     READ_STORE = 3
+    SHARED = 6
 
 
 class Status(IntEnum):
@@ -65,7 +70,8 @@ class PeerRequest(NamedTuple):
         kind: what it asks for.
         store: number of the store among the job's.
         name: of the object.
-        offset, size_bytes: the range, within one piece; 0 and 0 for DESCRIBE.
+        offset, size_bytes: the range, within one piece; 0 and 0 for DESCRIBE. See `Kind` for
+            SHARED.
     """
 
     kind: Kind
@@ -91,7 +97,7 @@ def decode_request(header: bytes) -> tuple[PeerRequest, int]:
         Corrupt: it is no request.
     """
     kind, store, name_bytes, size_bytes, offset = _REQUEST.unpack(header)
-    if not (Kind.DESCRIBE <= kind <= Kind.READ_STORE and 0 < name_bytes <= MAX_NAME_BYTES):
+    if kind not in set(Kind) or not 0 < name_bytes <= MAX_NAME_BYTES:
         raise Corrupt("this is no request of a peer")
     if size_bytes > PIECE_BYTES - offset % PIECE_BYTES:
         raise Corrupt("a peer asks for more than a piece")

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 import trio
-from bootseer_dev.actors.peers import NAME, SECRET, listen, nodes_of
+from bootseer_dev.actors.peers import NAME, SECRET, as_server, listen, nodes_of, wrong_bytes
 
 from bootseer.errors import NotFound
 from bootseer.parallel import for_each
@@ -148,26 +148,6 @@ async def test_a_node_that_ends_meanwhile_is_done_without():
         assert await nodes.read(0) == nodes.content
 
 
-async def _as_server(nodes, secret, behave, node=1):
-    """Be a node that proves a secret and then behaves otherwise."""
-
-    async def converse(stream):
-        nonce = bytes(wire.NONCE_BYTES)
-        await stream.send_all(wire.MAGIC + nonce)
-        told = b""
-        while len(told) < wire.NONCE_BYTES + wire.PROOF_BYTES:
-            told += await stream.receive_some()
-        theirs = told[: wire.NONCE_BYTES]
-        await stream.send_all(wire.Proofs(secret, node, nodes.port, nonce, theirs).server)
-        with suppress(trio.BrokenResourceError):  # it was given up
-            await behave(stream)
-
-    listener = trio.SocketListener(
-        trio.socket.from_stdlib_socket(listen(nodes.hosts[node], nodes.port))
-    )
-    await trio.serve_listeners(converse, [listener])
-
-
 async def _silent(stream):
     await trio.sleep_forever()
 
@@ -209,7 +189,7 @@ async def test_a_node_that_behaves_otherwise_is_done_without(behave):
     """None is a node of another job."""
     secret = SECRET if behave else b"another job's"
     async with nodes_of(3, 6 * MIB, down={1}) as nodes, trio.open_nursery() as nursery:
-        nursery.start_soon(_as_server, nodes, secret, behave or _silent)
+        nursery.start_soon(as_server, nodes, secret, behave or _silent)
         await trio.testing.wait_all_tasks_blocked()
         with trio.fail_after(LONG_S):
             assert await nodes.read(0) == nodes.content
@@ -217,23 +197,9 @@ async def test_a_node_that_behaves_otherwise_is_done_without(behave):
     assert nodes.clients[0].received_bytes > 0, "the others are asked all the same"
 
 
-async def _wrong(stream):
-    data = b""
-    while True:
-        data += await stream.receive_some()
-        while len(data) >= wire.REQUEST_BYTES:
-            request, name_bytes = wire.decode_request(data[: wire.REQUEST_BYTES])
-            data = data[wire.REQUEST_BYTES + name_bytes :]
-            if request.kind is wire.Kind.DESCRIBE:
-                await stream.send_all(wire.encode_answer(wire.Status.FAILED))
-                continue
-            size = request.size_bytes
-            await stream.send_all(wire.encode_answer(wire.Status.DATA, size) + bytes(size))
-
-
 async def test_wrong_bytes_are_read_again_from_the_store():
     async with nodes_of(3, 6 * MIB, down={1}) as nodes, trio.open_nursery() as nursery:
-        nursery.start_soon(_as_server, nodes, SECRET, _wrong)
+        nursery.start_soon(as_server, nodes, SECRET, wrong_bytes)
         await trio.testing.wait_all_tasks_blocked()
         wrong = 0
         async with nodes.shared[0].open(NAME) as reader:
@@ -257,7 +223,7 @@ async def test_a_wrong_size_is_found_as_well():
 
     async with nodes_of(2, down={0, 1}) as nodes, trio.open_nursery() as nursery:
         for node in range(2):
-            nursery.start_soon(_as_server, nodes, SECRET, lying, node)
+            nursery.start_soon(as_server, nodes, SECRET, lying, node)
         await trio.testing.wait_all_tasks_blocked()
         async with nodes.shared[0].open(NAME) as reader:
             assert len(await reader.pread(0, 100)) == 5

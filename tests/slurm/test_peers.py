@@ -95,6 +95,48 @@ def test_an_environment_is_unpacked_from_what_leaves_the_store_once(peers):
     assert 6 <= read_mb <= 1.1 * 6
 
 
+CHECKPOINT = "--bootseer-ckpt=file:///shared/run"
+THROUGH = re.compile(r"([\d.]+) MB of it through the job's nodes")
+
+
+@pytest.fixture
+def checkpoint(peers):
+    """A striped file of alice's, which both nodes read, and one for each node; their length."""
+    size = 64 * MIB
+    peers.cluster.run(["sh", "-c", "rm -rf /shared/run; mkdir /shared/run"], user="alice")
+    write = f"for f in all rank_0 rank_1; do head -c {size} /dev/urandom > $BOOTSEER_CKPT/$f; done"
+    peers.srun("-N1", CHECKPOINT, command=write)
+    return size
+
+
+def test_what_all_nodes_read_of_a_checkpoint_leaves_the_store_once(peers, checkpoint):
+    """Both read the first window, find out about each other, and read the rest a little later."""
+    read = (
+        "exec < $BOOTSEER_CKPT/all; head -c 1 >/dev/null; sleep 2; sha256sum < $BOOTSEER_CKPT/all"
+    )
+    job = peers.srun("--bootseer=record", CHECKPOINT, "-Jshared", command=read)
+    assert len(set(job.stdout.split())) == 2, "the sum, and sha256sum's dash"
+    from_store = 0.0
+    for node in peers.cluster.node_names:
+        stages = peers.stages(job, node)
+        through = THROUGH.search(stages["checkpoint.read"]["detail"])
+        from_store += float(SENT.fullmatch(stages["peers.serve"]["detail"])[1])
+        from_store += stages["checkpoint.read"]["bytes"] / 1e6 - float(through[1])
+    assert from_store <= 1.4 * checkpoint / 1e6
+    assert peers.fallbacks(job) == set()
+
+
+def test_what_one_node_reads_of_a_checkpoint_takes_no_second_link(peers, checkpoint):
+    read = "sha256sum < $BOOTSEER_CKPT/rank_$SLURM_PROCID"
+    job = peers.srun("--bootseer=record", CHECKPOINT, "-Jshards", command=read)
+    assert len(set(job.stdout.split())) == 3
+    for node in peers.cluster.node_names:
+        stages = peers.stages(job, node)
+        assert stages["checkpoint.read"]["bytes"] == checkpoint
+        assert "through" not in stages["checkpoint.read"]["detail"]
+        assert "of 0 B read" in stages["peers.serve"]["detail"]
+
+
 def test_without_the_other_node_the_store_is_read(peers, large):
     kill = f"kill $({SERVER} | grep -o 'pid=[0-9]*' | cut -d= -f2); sleep 1"
     job = peers.srun(*OPTIONS, command=f"[ $SLURM_NODEID = 0 ] || {{ {kill}; }}; {SUM}")

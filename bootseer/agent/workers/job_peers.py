@@ -15,11 +15,14 @@ from bootseer.env.snapshot.group_store import shared_stores
 from bootseer.errors import Closed
 from bootseer.peers.client import PeerClient, ports_of_job
 from bootseer.peers.grid import PeerGrid
+from bootseer.peers.shared_files import SharedFiles
 from bootseer.peers.store import PeerStore
 from bootseer.store.api.base import Store
-from bootseer.store.from_settings import connect, connect_images
+from bootseer.store.from_settings import connect, connect_images, connect_to
 
 _OPERATIONS = 32
+CHECKPOINT_OPERATIONS = 64
+"""Concurrent requests of a checkpoint's store: all reads, writes and look-ups."""
 _MAX_NOTES = 8
 
 
@@ -33,6 +36,23 @@ def job_stores(task: Task) -> Iterator[Store]:
     yield connect(task.config, owner, operations=_OPERATIONS)
     yield connect_images(task.config, owner, operations=_OPERATIONS)
     yield from shared_stores(task.config, owner)
+    if task.job.checkpoint:
+        yield checkpoint_store(task)
+
+
+def checkpoint_store(task: Task) -> Store:
+    """Open the store of the job's checkpoint.
+
+    Raises:
+        ConfigError: this version does not support it.
+    """
+    return connect_to(
+        task.job.checkpoint,
+        task.config,
+        owner_of(task.job),
+        private=False,
+        operations=CHECKPOINT_OPERATIONS,
+    )
 
 
 def ports(job: Job, config: Config) -> list[int]:
@@ -76,6 +96,16 @@ class JobPeers:
         stores = enumerate(job_stores(self._task))
         number = next((n for n, one in stores if one.url == store.url), None)
         return store if number is None else PeerStore(store, number, self.client)
+
+    def files_of_checkpoint(self, store: Store) -> SharedFiles | None:
+        """Share the checkpoint's files that several nodes read; None if they share nothing.
+
+        Args:
+            store: from `checkpoint_store`.
+        """
+        if self.client is None:
+            return None
+        return SharedFiles(store, len(list(job_stores(self._task))) - 1, self.client)
 
     def close(self) -> None:
         """End all connections."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import trio
 
@@ -13,7 +13,8 @@ from bootseer.agent.messages.worker import (
     CloseWindow,
     StopCheckpoint,
 )
-from bootseer.agent.workers.base import Task, owner_of
+from bootseer.agent.workers.base import Task
+from bootseer.agent.workers.job_peers import JobPeers, checkpoint_store
 from bootseer.checkpoint.mount.owner_names import OwnerNames
 from bootseer.checkpoint.mount.serve import CheckpointOptions, CheckpointService, serve_checkpoint
 from bootseer.checkpoint.mount.view import ViewOptions
@@ -23,11 +24,7 @@ from bootseer.config import Config
 from bootseer.core.meter import Meter
 from bootseer.errors import BootseerError, Closed
 from bootseer.ipc.channel import unexpected
-from bootseer.store.from_settings import connect_to
 from bootseer.units import GIB, MIB, format_size
-
-_OPERATIONS = 64
-"""Concurrent store requests: all reads, writes and look-ups."""
 
 
 def checkpoint_options(config: Config, *, read_only: bool) -> CheckpointOptions:
@@ -54,24 +51,20 @@ async def run(task: Task) -> None:
     """Serve until the agent stops it or the mount is detached; then report totals."""
     stop = trio.CancelScope()
     async with trio.open_nursery() as nursery:
+        peers = JobPeers(task, nursery)
 
         async def serve(*, task_status: trio.TaskStatus[CheckpointService]) -> None:
-            with stop:
+            shared = peers.files_of_checkpoint(store)
+            with stop, closing(peers):
                 await serve_checkpoint(
-                    store, task.connection, owners, options, task_status=task_status
+                    store, task.connection, owners, options, shared, task_status=task_status
                 )
             nursery.cancel_scope.cancel()
 
         try:
             async with task.stage("checkpoint.mount") as report:
                 report.start_ns = task.job.started_ns
-                store = connect_to(
-                    task.job.checkpoint,
-                    task.config,
-                    owner_of(task.job),
-                    private=False,
-                    operations=_OPERATIONS,
-                )
+                store = checkpoint_store(task)
                 owners = OwnerNames(task.job.uid, task.job.gid, task.job.user)
                 options = checkpoint_options(task.config, read_only=task.job.read_only)
                 service = await nursery.start(serve)
@@ -83,7 +76,7 @@ async def run(task: Task) -> None:
             return  # reported as a fallback
         await task.channel.send(CheckpointServed())
         await _handle_messages(task, service, stop)
-    await _report(task, service)
+    await _report(task, service, peers)
 
 
 async def _handle_messages(task: Task, service: CheckpointService, stop: trio.CancelScope) -> None:
@@ -109,18 +102,17 @@ async def _report_reads(task: Task, service: CheckpointService) -> None:
         await task.channel.send(CheckpointReads(await service.reads.close()))
 
 
-async def _report(task: Task, service: CheckpointService) -> None:
+async def _report(task: Task, service: CheckpointService, peers: JobPeers) -> None:
     """Report the mount's totals."""
     fetcher, writes = service.fetcher, service.writes
-    await _report_transfer(
-        task, "checkpoint.read", fetcher.fetched, {"asked for twice": fetcher.hedged}
-    )
-    await _report_transfer(
-        task,
-        "checkpoint.write",
-        writes.written,
-        {"parts broke": writes.broken, "parts moved": writes.moved},
-    )
+    reading = [f"{fetcher.hedged} asked for twice"] if fetcher.hedged else []
+    if peers.client is not None and peers.client.received_bytes:
+        received = format_size(peers.client.received_bytes)
+        reading.append(f"{received} of it through the job's nodes")
+    await _report_transfer(task, "checkpoint.read", fetcher.fetched, reading)
+    counts = {"parts broke": writes.broken, "parts moved": writes.moved}
+    writing = [f"{number} {what}" for what, number in counts.items() if number]
+    await _report_transfer(task, "checkpoint.write", writes.written, writing)
     if service.lost:
         names: dict[str, list[str]] = {}
         for lost in service.lost:
@@ -131,11 +123,10 @@ async def _report(task: Task, service: CheckpointService) -> None:
     await task.channel.send(CheckpointEnded())
 
 
-async def _report_transfer(task: Task, name: str, meter: Meter, counts: dict[str, int]) -> None:
-    """Report the transferred bytes, from first to last, and unusual counts."""
+async def _report_transfer(task: Task, name: str, meter: Meter, unusual: list[str]) -> None:
+    """Report the transferred bytes, from first to last, and what is unusual."""
     if not meter.began_ns:
         return
-    unusual = [f"{number} {what}" for what, number in counts.items() if number]
     rate = f"{format_size(meter.bytes_per_s)}/s while at work"
     async with task.stage(name) as report:
         report.start_ns, report.end_ns = meter.began_ns, meter.ended_ns

@@ -16,11 +16,13 @@ import trio
 import xxhash
 
 from bootseer.checkpoint.files import stripe_manifest
-from bootseer.checkpoint.files.parts import IF_MISSING, Parts, let_changes_settle
+from bootseer.checkpoint.files.parts import IF_MISSING, Parts, let_changes_settle, parts_beside
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest, part_name
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import BootseerError, Closed, Conflict, Corrupt, NotFound
+from bootseer.peers.shared_files import SharedFiles
 from bootseer.store.api.base import BlockLocation, ObjectInfo, Placement, Reader, Store
+from bootseer.store.api.shared_reader import read_checked
 from bootseer.units import MIB
 
 PLAIN_PIECE_BYTES = 4 * MIB
@@ -221,13 +223,20 @@ class PlainSource(FileSource):
 class StripedSource(FileSource):
     """A striped file; a piece is a unit."""
 
-    def __init__(self, store: Store, info: ObjectInfo, layout: StripeManifest) -> None:
+    def __init__(
+        self,
+        store: Store,
+        info: ObjectInfo,
+        layout: StripeManifest,
+        shared: SharedFiles | None = None,
+    ) -> None:
         """Read the version of a file that its manifest describes.
 
         Args:
             store: which has manifest and parts.
             info: of the manifest.
             layout: what it says.
+            shared: tells which files other nodes read, too, and has another way to their parts.
         """
         self.size_bytes = layout.size_bytes
         self.piece_bytes = layout.unit_bytes
@@ -237,6 +246,8 @@ class StripedSource(FileSource):
         self._part_bytes = layout.part_bytes()
         self._parts = Parts(store)
         self._readers = _Readers(store)
+        self._shared = shared
+        self._shared_readers = _Readers(store if shared is None else shared.store)
 
     def lane(self, piece: int) -> Hashable:
         """Return the part: each had as many units as its machine could take."""
@@ -244,19 +255,37 @@ class StripedSource(FileSource):
 
     async def fetch(self, piece: int, attempt: int = 0) -> bytes:
         """See `FileSource.fetch`; the unit's checksum is compared with the manifest's."""
+        part = self._layout.units[piece].part
+        if not attempt and self._shared and await self._shared.is_shared(self._layout.parts_id):
+            with suppress(BootseerError):  # the parts may be elsewhere, where `_part` looks
+                return await self._unit(await self._shared_part(part), piece)
+        return await self._unit(await self._part(part, attempt), piece)
+
+    async def close(self) -> None:
+        await self._readers.close()
+        await self._shared_readers.close()
+
+    async def _unit(self, reader: Reader, piece: int) -> bytes:
         unit = self._layout.units[piece]
         size_bytes = self._layout.unit_range(piece).size_bytes
-        reader = await self._part(unit.part, attempt)
-        data = await reader.pread(unit.offset, size_bytes)
-        if xxhash.xxh3_128_intdigest(data) != unit.checksum:
+
+        async def read() -> tuple[bytes, int | None]:
+            data = await reader.pread(unit.offset, size_bytes)
+            return data, None if xxhash.xxh3_128_intdigest(data) == unit.checksum else piece
+
+        data, bad = await read_checked(reader, unit.offset, size_bytes, read)
+        if bad is not None:
             raise Corrupt(
                 f"{self._info.name!r}: unit {piece} (bytes {piece * self.piece_bytes} on) is not "
                 f"what was written: checksum mismatch in {reader.info.name!r} at {unit.offset}"
             )
         return data
 
-    async def close(self) -> None:
-        await self._readers.close()
+    async def _shared_part(self, part: int) -> Reader:
+        """Return a reader that opens the part itself only if the nodes do not give it."""
+        name = f"{parts_beside(self._info.name, self._layout)}/{part_name(part)}"
+        known = ObjectInfo(name, self._part_bytes[part], 0)
+        return await self._shared_readers.get(part, known)
 
     async def _part(self, part: int, attempt: int) -> Reader:
         need_bytes = self._part_bytes[part]

@@ -18,6 +18,7 @@ from bootseer.checkpoint.files.stripe_manifest import PARTS_FOLDER, StripeManife
 from bootseer.checkpoint.files.truncation_probe import TruncationProbe
 from bootseer.errors import Conflict, Corrupt, NotFound
 from bootseer.parallel import for_each
+from bootseer.peers.shared_files import SharedFiles
 from bootseer.store.api.base import ObjectInfo, Store, Unlisted
 
 _READS_AT_ONCE = 16
@@ -36,8 +37,15 @@ class CheckpointTree:
         probe: finds truncated manifests; changes of files announce themselves to it.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, shared: SharedFiles | None = None) -> None:
+        """Look up what is in a store.
+
+        Args:
+            store: where the files are.
+            shared: those that other nodes of a job read, too.
+        """
         self.store = store
+        self._shared = shared
         self.parts = Parts(store)
         self.manifests = ManifestCache(store)
         self.probe = TruncationProbe(store, self.manifests)
@@ -108,7 +116,7 @@ class CheckpointTree:
         if entry.problem is not None:
             raise Corrupt(str(entry.problem)) from entry.problem
         if entry.layout is not None:
-            return StripedSource(self.store, entry.info, entry.layout)
+            return StripedSource(self.store, entry.info, entry.layout, self._shared)
         return PlainSource(self.store, entry.info)
 
 

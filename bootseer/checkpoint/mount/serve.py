@@ -16,6 +16,7 @@ from bootseer.checkpoint.write.draft import Drafts
 from bootseer.checkpoint.write.options import WriteContext, WriteOptions
 from bootseer.fuse.serve_view import CallWhenStarted, serve_fd
 from bootseer.large_buffers import keep_large_buffers
+from bootseer.peers.shared_files import SharedFiles
 from bootseer.store.api.base import Store
 
 _LAST_SHARE = 0.25
@@ -56,10 +57,19 @@ async def serve_checkpoint(
     connection: int,
     owners: OwnerNames,
     options: CheckpointOptions,
+    shared: SharedFiles | None = None,
     *,
     task_status: trio.TaskStatus[CheckpointService] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the tree of a store until it is unmounted or cancelled; see `fuse.serve_view.serve_fd`.
+
+    Args:
+        store: that has the tree.
+        connection: of the mount.
+        owners: of what is shown.
+        options: see there.
+        shared: files that other nodes of the job read, too.
+        task_status: is told of the service once the mount is served.
 
     Cancellation: files that their writers have closed are published first, within
     `CheckpointService.settle_s`; files that are still being written are lost. Cancel before you
@@ -68,7 +78,8 @@ async def serve_checkpoint(
     keep_large_buffers()
     stop, ended = trio.Event(), trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_serve, store, connection, owners, options, task_status, stop, ended)
+        tree = CheckpointTree(store, shared)
+        nursery.start_soon(_serve, tree, connection, owners, options, task_status, stop, ended)
         try:
             await ended.wait()
         finally:
@@ -76,7 +87,7 @@ async def serve_checkpoint(
 
 
 async def _serve(
-    store: Store,
+    tree: CheckpointTree,
     connection: int,
     owners: OwnerNames,
     options: CheckpointOptions,
@@ -85,12 +96,11 @@ async def _serve(
     ended: trio.Event,
 ) -> None:
     """Serve until it is unmounted or `stop` is set, shielded from cancellation."""
-    tree = CheckpointTree(store)
     with trio.CancelScope(shield=True):
         async with trio.open_nursery() as nursery:
             fetcher = Fetcher(nursery, options.fetch)
             drafts = Drafts(tree, nursery, options.write)
-            service = CheckpointService(ReadRecorder(store), fetcher, drafts.context)
+            service = CheckpointService(ReadRecorder(tree.store), fetcher, drafts.context)
             view = CheckpointView(
                 tree, fetcher, drafts, owners, options.view, service.reads, service.lost.append
             )

@@ -6,13 +6,14 @@ import random
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import trio
 import trio.testing
 
+from bootseer.peers import wire
 from bootseer.peers.client import PeerClient
 from bootseer.peers.grid import PeerGrid
 from bootseer.peers.piece_cache import PieceCache
@@ -139,3 +140,43 @@ async def _serve(nodes: Nodes, index: int) -> None:
     with nodes.scopes[index]:
         listener = listen(nodes.hosts[index], nodes.port)
         await nodes.servers[index].serve(listener)
+
+
+async def as_server(
+    nodes: Nodes,
+    secret: bytes,
+    behave: Callable[[trio.SocketStream], Awaitable[None]],
+    node: int = 1,
+) -> None:
+    """Be a node that proves a secret and then behaves otherwise."""
+
+    async def converse(stream: trio.SocketStream) -> None:
+        nonce = bytes(wire.NONCE_BYTES)
+        await stream.send_all(wire.MAGIC + nonce)
+        told = b""
+        while len(told) < wire.NONCE_BYTES + wire.PROOF_BYTES:
+            told += await stream.receive_some()
+        theirs = told[: wire.NONCE_BYTES]
+        await stream.send_all(wire.Proofs(secret, node, nodes.port, nonce, theirs).server)
+        with suppress(trio.BrokenResourceError):  # it was given up
+            await behave(stream)
+
+    listener = trio.SocketListener(
+        trio.socket.from_stdlib_socket(listen(nodes.hosts[node], nodes.port))
+    )
+    await trio.serve_listeners(converse, [listener])
+
+
+async def wrong_bytes(stream: trio.SocketStream) -> None:
+    """Give zeroes, and describe nothing."""
+    data = b""
+    while True:
+        data += await stream.receive_some()
+        while len(data) >= wire.REQUEST_BYTES:
+            request, name_bytes = wire.decode_request(data[: wire.REQUEST_BYTES])
+            data = data[wire.REQUEST_BYTES + name_bytes :]
+            if request.kind is wire.Kind.DESCRIBE:
+                await stream.send_all(wire.encode_answer(wire.Status.FAILED))
+                continue
+            size = request.size_bytes
+            await stream.send_all(wire.encode_answer(wire.Status.DATA, size) + bytes(size))

@@ -36,6 +36,11 @@ _ATTEMPTS = 3
 _HEDGE_FACTOR = 4
 _HEDGE_LEAST_S = 0.5
 _HEDGE_FIRST_S = 3.0
+_HEDGE_SHARE = 8
+"""One stream in so many may fetch a piece a second time: where a full link makes all pieces late,
+more would make them later still."""
+_HEDGE_HOLDS = 4
+"""A second fetch makes room for others after so many times the patience: it may hang as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,7 @@ class Fetcher:
         streams = self.limits.streams
         self._scheduler = FetchScheduler(nursery, self._run, self._next_ahead, streams, streams)
         self._demand = trio.CapacityLimiter(streams)
+        self._seconds = trio.CapacityLimiter(-(-streams // _HEDGE_SHARE))
 
     def open(
         self,
@@ -380,9 +386,12 @@ class FileFetch:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one, attempt, nursery.cancel_scope)
-            await trio.sleep(self._patience_s())
-            self._shared.hedged += 1
-            nursery.start_soon(one, attempt + _ATTEMPTS, nursery.cancel_scope)
+            patience_s = self._patience_s()
+            await trio.sleep(patience_s)
+            async with self._shared._seconds:
+                self._shared.hedged += 1
+                nursery.start_soon(one, attempt + _ATTEMPTS, nursery.cancel_scope)
+                await trio.sleep(_HEDGE_HOLDS * patience_s)
         if answers:
             self._took_s.append(trio.current_time() - began)
             return answers[0]

@@ -11,6 +11,7 @@ from bootseer.checkpoint.files.source import PLAIN_PIECE_BYTES, FileSource
 from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import Closed, Conflict, Corrupt, NoSpace, NotFound, Transient
+from bootseer.parallel import for_each
 from bootseer.store.api.base import ObjectInfo
 
 UNIT = 100
@@ -331,6 +332,36 @@ async def test_a_piece_is_late_when_others_took_a_fourth_of_its_time(
     await file.get(known)
     assert trio.current_time() - began == after_s + 2
     assert fetcher.hedged == 1
+
+
+@pytest.mark.parametrize(("takes_s", "most"), [(8, 3), (20, 6)])
+async def test_where_all_pieces_are_late_few_are_fetched_twice(
+    nursery, autojump_clock, takes_s, most
+):
+    """As behind a link that all nodes of a job have filled: each second fetch fills it more."""
+    source = Told(24)
+    source.takes_s = lambda piece, attempt: takes_s
+    fetcher = Fetcher(nursery, FetchLimits(streams=24))
+    file = fetcher.open(source)
+    await for_each(range(24), file.get, 24)
+    assert fetcher.hedged == most
+    assert trio.current_time() == takes_s
+
+
+async def test_pieces_that_hang_twice_leave_room_for_others(nursery, autojump_clock):
+    """With a machine that is dead, a second fetch may ask that one, too."""
+    source = Told(24)
+    source.takes_s = lambda piece, attempt: 1000 if not attempt or piece < 3 else 0.1
+    file = Fetcher(nursery, FetchLimits(streams=24)).open(source)
+    answered = set()
+
+    async def get(piece):
+        await file.get(piece)
+        answered.add(piece)
+
+    with trio.move_on_after(20):
+        await for_each(range(24), get, 24)
+    assert answered == set(range(3, 24))
 
 
 # Closing

@@ -10,12 +10,16 @@ import trio
 from bootseer_dev.actors.epilog import EpilogInStore, jobs, recording
 from bootseer_dev.material.stored_image import manifest_of, store_image
 
+from bootseer.checkpoint.files.tree import CheckpointTree
+from bootseer.checkpoint.write.draft import Drafts
+from bootseer.checkpoint.write.options import WriteOptions
 from bootseer.image.hot.pack_store import open_pack
 from bootseer.image.hot.repository import read_hot_set
 from bootseer.image.library import catalog
 from bootseer.image.library.source import ImageSource
 from bootseer.startup.plans import read_plan
 from bootseer.store import key_lease
+from bootseer.store.api.base import publish
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrappers.backoff import Backoff
 from bootseer.testing.fault_store import FlakyStore
@@ -24,6 +28,7 @@ from bootseer.units import KIB, MIB
 PAGE = Path(__file__).parents[2] / "docs/design/034-calls-of-a-job.md"
 CONTENT = random.Random(1).randbytes(2 * MIB)
 FOLDER = "env/claims/key"
+CKPT = "run/step"
 
 
 def told():
@@ -92,6 +97,47 @@ class Start:
         await key_lease.acquire(self.memory, FOLDER, "n1")
         assert await key_lease.acquire(store, FOLDER, "n2") is None
 
+    async def tree(self, store, files):
+        """Return the tree that a node has of a folder of striped files, and of small ones."""
+        async with trio.open_nursery() as nursery:
+            drafts = Drafts(CheckpointTree(self.memory), nursery, WriteOptions(unit_bytes=4 * KIB))
+            for number in range(files):
+                draft = drafts.begin(f"{CKPT}/{number:03}", None)
+                await draft.write(0, CONTENT[: 8 * KIB + number])
+                await draft.publish()
+        await publish(self.memory, f"{CKPT}/latest", b"1000")
+        return CheckpointTree(store)
+
+    async def folder(self, store, files=100):
+        tree = await self.tree(store, files)
+        shown = await tree.show_folder(CKPT)
+        assert [entry.size_bytes for entry in shown] == [*(8 * KIB + n for n in range(files)), 4]
+        return tree, shown[0]
+
+    async def folder_of_one(self, store):
+        await self.folder(store, 1)
+
+    async def later(self, store):
+        tree, _ = await self.folder(store)
+        store.calls.clear()
+        assert (await tree.show(f"{CKPT}/050")).size_bytes == 8 * KIB + 50
+
+    async def small(self, store):
+        tree = await self.tree(store, 1)
+        assert (await tree.show(f"{CKPT}/latest")).size_bytes == 4
+
+    async def first(self, store):
+        tree, shown = await self.folder(store)
+        store.calls.clear()
+        assert (await tree.check(shown)).layout is not None
+        return tree
+
+    async def again(self, store):
+        tree = await self.first(store)
+        (shown, *_) = await tree.show_folder(CKPT)
+        store.calls.clear()
+        assert (await tree.check(shown)).layout is not None
+
     async def look(self, store):
         lease = await key_lease.acquire(self.memory, FOLDER, "n1")
         with trio.move_on_after(1.4):  # pauses last at least half as long: 0.5 s, and then 1 s
@@ -110,6 +156,12 @@ WORK = {
     "lease of an import or a capture, free": Start.free,
     "the same, held by another node": Start.held,
     "each look whether it has ended": Start.look,
+    "listing of a folder with the attributes of all its striped files": Start.folder,
+    "the same, if only one of them is striped": Start.folder_of_one,
+    "attributes of one of them, later": Start.later,
+    "attributes of a file of a few bytes": Start.small,
+    "first open of a striped file that was listed, beside its parts": Start.first,
+    "opening it again, beside its parts": Start.again,
 }
 
 

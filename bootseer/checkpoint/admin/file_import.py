@@ -185,6 +185,7 @@ class _Import:
         await _copy_attributes(self._tree, await self._tree.stat(file.name), file.status)
 
     async def _write_plain(self, fd: int, file: _LocalFile, over: FileEntry | None) -> None:
+        await self._tree.marks.remove(over)
         async with self._tree.store.create(
             file.name,
             mode=_file_mode(file.status),
@@ -306,4 +307,4 @@ async def _copy_attributes(tree: CheckpointTree, entry: FileEntry, status: os.st
         await Namespace(tree).set_mode(entry, mode)
     if not is_same_time(entry.info.mtime_ns, status.st_mtime_ns):
         with suppress(Unavailable):
-            await tree.store.set_mtime(entry.name, status.st_mtime_ns)
+            await Namespace(tree).set_mtime(entry, status.st_mtime_ns)

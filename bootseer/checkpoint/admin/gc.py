@@ -24,11 +24,13 @@ class Orphans:
         abandoned: folders of parts of abandoned writes, and links and marks of abandoned moves.
         unused: folders of parts that no manifest names.
         problem: why the unused ones are unknown.
+        stale_marks: those of the lengths of files that were replaced or removed.
     """
 
     abandoned: Sequence[ObjectInfo]
     unused: Sequence[ObjectInfo]
     problem: Corrupt | None = None
+    stale_marks: Sequence[ObjectInfo] = ()
 
 
 async def find_orphans(
@@ -48,17 +50,20 @@ async def find_orphans(
     leftovers = Leftovers(tree)
     before_ns = time.time_ns() - int(older_than_s * NS_PER_S)
     abandoned: list[ObjectInfo] = []
+    stale_marks: list[ObjectInfo] = []
     entries = await walk(tree, name)
     for entry in entries:
         if entry.is_folder:
             abandoned += await leftovers.abandoned(entry.name, older_than_s)
+            stale_marks += await leftovers.stale_marks(entry.name, older_than_s)
     try:
         unused = await leftovers.unused(name, ignored)
         if unused:
             await _check_truncated(tree, entries, ignored)
     except Corrupt as error:
-        return Orphans(abandoned, (), error)
-    return Orphans(abandoned, [info for info in unused if info.mtime_ns <= before_ns])
+        return Orphans(abandoned, (), error, stale_marks)
+    old = [info for info in unused if info.mtime_ns <= before_ns]
+    return Orphans(abandoned, old, stale_marks=stale_marks)
 
 
 async def _check_truncated(
@@ -112,4 +117,4 @@ async def remove_orphans(
     if orphans.unused:
         again = {info.name for info in await leftovers.unused(name, ignored)}
     unused = [info for info in orphans.unused if info.name in again]
-    return await leftovers.remove([*orphans.abandoned, *unused])
+    return await leftovers.remove([*orphans.abandoned, *unused, *orphans.stale_marks])

@@ -20,11 +20,13 @@ class FileEntry:
         info: of the object in the store; of a striped file, its manifest.
         layout: content of the manifest of a striped file.
         problem: why the manifest cannot be used; the file is neither read nor written then.
+        marked_bytes: length of a striped file whose manifest was not read, by `SizeMarks`.
     """
 
     info: ObjectInfo
     layout: StripeManifest | None = None
     problem: Corrupt | None = None
+    marked_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -38,7 +40,19 @@ class FileEntry:
     @property
     def size_bytes(self) -> int:
         """Return the length of the content; 0 for a folder."""
-        return self.layout.size_bytes if self.layout else self.info.size_bytes
+        if self.layout is not None:
+            return self.layout.size_bytes
+        return self.info.size_bytes if self.marked_bytes is None else self.marked_bytes
+
+    @property
+    def is_striped(self) -> bool:
+        """Tell whether it is a striped file that can be used, as far as is known."""
+        return self.layout is not None or self.is_unread
+
+    @property
+    def is_unread(self) -> bool:
+        """Tell whether it is a striped file of which only the length is known."""
+        return self.marked_bytes is not None
 
     def has_parts_of(self, layout: StripeManifest | None) -> bool:
         """Tell whether the file has the parts that a manifest names; copies of a manifest do."""
@@ -62,16 +76,20 @@ class ManifestCache:
         Raises:
             NotFound: the object is gone.
         """
-        if info.is_folder or not stripe_manifest.may_be_manifest(info.size_bytes):
-            return FileEntry(info)
-        known = self._entries.get(info.name)
-        if known is None or not known.info.is_version(info):
+        known = self.known(info)
+        if known is None:
             known = await self._read(info)
             while len(self._entries) >= _CACHED_MANIFESTS:
                 del self._entries[next(iter(self._entries))]
             self._entries[info.name] = known
-            return known
-        return replace(known, info=info)
+        return known
+
+    def known(self, info: ObjectInfo) -> FileEntry | None:
+        """Return the entry of an object that need not be read; None if it must be."""
+        if info.is_folder or not stripe_manifest.may_be_manifest(info.size_bytes):
+            return FileEntry(info)
+        known = self._entries.get(info.name)
+        return replace(known, info=info) if known and known.info.is_version(info) else None
 
     def forget(self, name: str) -> None:
         self._entries.pop(name, None)

@@ -43,8 +43,14 @@ class Leftovers:
             and (info.name.rpartition("/")[2].startswith(MAKING) or is_of_move(info))
         ]
 
+    async def stale_marks(self, folder: str, older_than_s: float) -> Sequence[ObjectInfo]:
+        """List the marks of lengths in a folder that are of no file in it; see `abandoned`."""
+        before_ns = time.time_ns() - int(older_than_s * NS_PER_S)
+        marks = await self._tree.marks.stale(folder)
+        return [info for info in marks if info.mtime_ns <= before_ns]
+
     async def remove(self, found: Sequence[ObjectInfo]) -> int:
-        """Remove what `abandoned` and `unused` have found, after completing its moves.
+        """Remove what the other methods have found, after completing its moves.
 
         Returns:
             How many of them are gone.

@@ -9,6 +9,7 @@ from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.leftovers import Leftovers
 from bootseer.checkpoint.files.parts import above, is_of_move, parts_of, was_named
 from bootseer.checkpoint.files.retired_parts import RetiredParts
+from bootseer.checkpoint.files.size_marks import sizes_of
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest
 from bootseer.checkpoint.files.tree import CheckpointTree, check_shown, is_shown
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
@@ -46,9 +47,18 @@ class Namespace:
                     await self._store.set_mode(part.name, mode)
         await self._store.set_mode(entry.name, mode)
 
+    async def set_mtime(self, entry: FileEntry, mtime_ns: int) -> FileEntry:
+        """Set the time of a file or a folder; returns its new entry."""
+        await self._store.set_mtime(entry.name, mtime_ns)
+        found = await self._tree.stat(entry.name)
+        if found.has_parts_of(entry.layout):
+            await self._tree.marks.move(entry, found.info)
+        return found
+
     async def remove(self, entry: FileEntry) -> None:
         """Remove a file: first the name, then the parts."""
         with self._tree.probe.ignoring(entry.layout):
+            await self._tree.marks.remove(entry)
             await self._store.delete(entry.name)
             await self._retired.remove(entry)
 
@@ -67,6 +77,8 @@ class Namespace:
             for info in await self._leftovers.abandoned(name, _MOVED_S):
                 if is_of_move(info):  # of files that are not here, and will not come
                     await self._store.delete_tree(info.name)
+            with suppress(NotFound):  # marks of files that others have removed or renamed
+                await self._store.delete_tree(sizes_of(name))
             await self._store.delete(parts_of(name))
         await self._store.delete(name)
 
@@ -112,6 +124,7 @@ class Namespace:
         if entry.is_folder:
             await self._finish_moves(entry.name)
         with self._tree.probe.ignoring(entry.layout, over.layout if over else None):
+            await self._tree.marks.remove(over)
             if entry.is_folder:
                 await self._store.rename(entry.name, target)
             else:
@@ -131,7 +144,9 @@ class Namespace:
         try:
             info = await self._store.stat(target)
             moved = entry
-            if not info.is_version(entry.info):
+            if info.is_version(entry.info):
+                await self._tree.marks.move(entry, info)
+            else:
                 moved = await self._tree.manifests.entry(info)
         except NotFound:
             return  # another process has renamed or removed it

@@ -29,6 +29,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
+from dataclasses import dataclass
 
 import trio
 
@@ -92,6 +93,17 @@ def new_parts(name: str) -> tuple[str, str]:
     """Return a new id of parts, and the name of the folder to write them to."""
     parts_id = secrets.token_hex(16)
     return parts_id, making_folder(name, parts_id)
+
+
+@dataclass(slots=True)
+class HeldMark:
+    """A mark that protects parts for a while.
+
+    Attributes:
+        becomes: what it is renamed to at the end, instead of being removed; None for nothing.
+    """
+
+    becomes: str | None = None
 
 
 class Parts:
@@ -206,14 +218,18 @@ class Parts:
             await self._store.delete(folder)
 
     @asynccontextmanager
-    async def held(self, *folders: str) -> AsyncIterator[None]:
+    async def held(self, *folders: str) -> AsyncIterator[HeldMark]:
         """Protect the parts in the first folder, which may move to the second, from removal."""
         mark = _HELD + secrets.token_hex(8)
+        held = HeldMark()
         await self._add_mark(folders[0], mark)
         try:
-            yield
+            yield held
         finally:
-            await self._remove_mark(folders, mark)
+            if held.becomes is None or not await self._rename_mark(
+                f"{folders[0]}/{mark}", held.becomes
+            ):
+                await self._remove_mark(folders, mark)
 
     async def touch(self, *folders: str) -> None:
         """Set the time of the first folder of parts that exists to now."""
@@ -255,7 +271,7 @@ class Parts:
         folder, new = (parts_beside(n, layout) for n in (name, target))
         await self._add_mark(folder, _mark(target))
         if folder == new:
-            held: AbstractAsyncContextManager[None] = nullcontext()
+            held: AbstractAsyncContextManager[HeldMark | None] = nullcontext()
         else:
             held = self.held(folder, new)  # in the other folder, the mark may be another file's
         async with held:
@@ -282,6 +298,14 @@ class Parts:
                 continue
             except BootseerError:
                 return
+
+    async def _rename_mark(self, mark: str, target: str) -> bool:
+        """Give a mark another name; returns whether it has that."""
+        try:
+            await self._store.rename(mark, target)
+        except BootseerError:
+            return False
+        return True
 
     async def link(self, name: str, target: str) -> str:
         """Write a link from a file's new folder to the folder of its parts; returns its name.

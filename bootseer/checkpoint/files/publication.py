@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,9 +14,10 @@ from bootseer.checkpoint.files import stripe_manifest
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.parts import above, parts_beside, was_named
 from bootseer.checkpoint.files.retired_parts import RetiredParts
+from bootseer.checkpoint.files.size_marks import mark_name
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest
 from bootseer.checkpoint.files.tree import CheckpointTree
-from bootseer.errors import Conflict, NotFound
+from bootseer.errors import BootseerError, Conflict, NotFound
 from bootseer.store.api.base import ObjectInfo, publish
 
 
@@ -61,6 +63,7 @@ class Publication:
         if not self._has_begun:
             self._has_begun, self._replaces = True, over
         first = self._replaces
+        published: FileEntry | None = None
         with self._tree.probe.ignoring(layout, over.layout if over else None):
             if over is not None and over.has_parts_of(layout) and not self._is_done:
                 # An earlier attempt may have failed when its parts had just gone.
@@ -68,12 +71,14 @@ class Publication:
                 self._is_done = True
             if not self._is_done:
                 is_replaced = not _are_same(first, over)
-                await self._write_manifest(name, layout, mode, making, is_replaced=is_replaced)
+                await self._tree.marks.remove(over)
+                published = await self._write_manifest(
+                    name, layout, mode, making, is_replaced=is_replaced
+                )
                 self._is_done = True
             if first is not None and not first.has_parts_of(layout):
                 await self._retired.remove(first)
-        info = ObjectInfo(name, len(layout.encode()), time.time_ns(), mode=mode)
-        return await self.current(FileEntry(info, layout))
+        return published or await self.current(_made(name, layout, mode))
 
     async def publish_plain(
         self, name: str, content: PlainContent | None, mode: int | None, making: str
@@ -92,6 +97,7 @@ class Publication:
         over = await self._tree.find(name)
         made = ObjectInfo(name, 0, time.time_ns(), mode=mode)
         with self._tree.probe.ignoring(over.layout if over else None):
+            await self._tree.marks.remove(over)
             if content is None:
                 await publish(self._store, name, b"", mode=mode)
             else:
@@ -127,8 +133,8 @@ class Publication:
 
     async def _write_manifest(
         self, name: str, layout: StripeManifest, mode: int | None, making: str, *, is_replaced: bool
-    ) -> None:
-        """Move the parts beside the manifest and write that.
+    ) -> FileEntry | None:
+        """Move the parts beside the manifest, write that, and mark the length of the file.
 
         Args:
             name: see `publish_striped`.
@@ -136,6 +142,9 @@ class Publication:
             mode: see there.
             making: see there.
             is_replaced: another version has the name than at the first attempt.
+
+        Returns:
+            The entry that the store has of it, if that is known.
         """
         target = parts_beside(name, layout)
         try:
@@ -149,11 +158,19 @@ class Publication:
                 raise Conflict(f"{name!r} was replaced meanwhile") from None
         # Until the store answers, it is unknown whether others have read and replaced the manifest;
         # it may be written once more.
-        async with self._tree.parts.held(target):
+        async with self._tree.parts.held(target) as held:
             if was_named(await self._check_parts(name, layout, target)):
-                return  # An earlier attempt has worked, and others have renamed the file.
+                return None  # An earlier attempt has worked, and others have renamed the file.
             await publish(self._store, name, layout.encode(), mode=mode)
             await self._check_published(name, layout, target)
+            made = _made(name, layout, mode)
+            with suppress(BootseerError):  # the caller asks again
+                entry = await self.current(made)
+                if entry is not made:
+                    # Only now is it known which version it is to those who list the folder.
+                    held.becomes = mark_name(entry.info, layout.size_bytes)
+                return entry
+        return None
 
     async def _folder_of(self, entry: FileEntry, layout: StripeManifest) -> str:
         """Return the folder of a file's parts, or where it would be."""
@@ -211,6 +228,11 @@ class Publication:
         except NotFound:
             return False
         return xxhash.xxh3_128_intdigest(data) == content.checksum
+
+
+def _made(name: str, layout: StripeManifest, mode: int | None) -> FileEntry:
+    """Return an entry for a striped file that was published, whatever the store has of it."""
+    return FileEntry(ObjectInfo(name, len(layout.encode()), time.time_ns(), mode=mode), layout)
 
 
 def _are_same(one: FileEntry | None, other: FileEntry | None) -> bool:

@@ -57,6 +57,7 @@ class RetiredParts:
         """
         if entry.layout is not None:
             with self._tree.probe.ignoring(entry.layout):
+                await self._tree.marks.remove(entry)
                 await self._tree.store.delete(entry.name)
                 return await self.keep(entry)
         target = f"{new_parts('')[1]}/{stripe_manifest.part_name(0)}"

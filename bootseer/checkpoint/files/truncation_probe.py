@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from bootseer.checkpoint.files import stripe_manifest
 from bootseer.checkpoint.files.entries import FileEntry, ManifestCache
-from bootseer.checkpoint.files.parts import let_changes_settle, parts_of
+from bootseer.checkpoint.files.parts import above, let_changes_settle, parts_of
 from bootseer.checkpoint.files.stripe_manifest import StripeManifest
 from bootseer.errors import BootseerError, Corrupt, NotFound
 from bootseer.store.api.base import ObjectInfo, Store
@@ -48,11 +48,20 @@ class TruncationProbe:
         if not await self._has_orphans(folder):
             return entries
         return [
-            replace(entry, problem=Corrupt(_PROBLEM.format(entry.name)))
-            if may_be_truncated(entry.info) and await self._begins_like_manifest(entry.info)
-            else entry
+            _truncated(entry) if await self._begins_like_manifest(entry.info) else entry
             for entry in entries
         ]
+
+    async def check_one(self, entry: FileEntry) -> FileEntry:
+        """Return an entry, with a problem if it may be a truncated manifest; see `check`.
+
+        Most small files are told by their content, so that their folder is not looked at.
+        """
+        if await self._begins_like_manifest(entry.info) and await self._has_orphans(
+            above(entry.name)
+        ):
+            return _truncated(entry)
+        return entry
 
     @contextmanager
     def ignoring(self, *layouts: StripeManifest | None) -> Iterator[None]:
@@ -65,6 +74,9 @@ class TruncationProbe:
             self._changing -= Counter(ids)
 
     async def _begins_like_manifest(self, info: ObjectInfo) -> bool:
+        """Tell whether a file is at most the first bytes of a manifest."""
+        if not may_be_truncated(info):
+            return False
         if not info.size_bytes:
             return True
         try:
@@ -96,6 +108,10 @@ class TruncationProbe:
                 if (entry := await self._manifests.entry(info)).layout is not None:
                     orphans.discard(entry.layout.parts_id)
         return orphans - set(self._changing)
+
+
+def _truncated(entry: FileEntry) -> FileEntry:
+    return replace(entry, problem=Corrupt(_PROBLEM.format(entry.name)))
 
 
 def may_be_truncated(info: ObjectInfo) -> bool:

@@ -57,6 +57,28 @@ class FileReader:
             raise os_error(errno.ESTALE)
         return node.opened.aside
 
+    async def load(self, node: CheckpointInode) -> FileEntry:
+        """Return `version` after reading its manifest.
+
+        Raises:
+            Conflict: it was replaced.
+            OSError: ESTALE, it is gone.
+        """
+        entry = self.version(node)
+        if entry.is_unread:
+            try:
+                entry = await self._tree.load(entry)
+            except (Conflict, NotFound):
+                # Another node has replaced it: the kernel looks it up again, and must see that.
+                self._inodes.invalidate(node.parent)
+                raise
+            self._inodes.update(node, entry)
+        return entry
+
+    async def usable(self, node: CheckpointInode) -> FileEntry:
+        """Return `load` of a file whose content is needed, with a problem if it was truncated."""
+        return await self._tree.check(await self.load(node))
+
     async def open(self, node: CheckpointInode) -> ReadState:
         """Return the state of reading a file, opening it if it is not open.
 
@@ -66,7 +88,7 @@ class FileReader:
         opened = node.opened
         if opened.reading is not None:
             return opened.reading
-        source = self._tree.source(self.version(node))
+        source = self._tree.source(await self.usable(node))
         if isinstance(source, PlainSource):
             await source.open()
         window = ReadaheadWindow(

@@ -22,6 +22,9 @@ from bootseer.store.api.name import is_component
 
 _STATS_BEFORE_LISTING = 8
 """Names of a folder that are asked for one by one before the folder is listed again."""
+_STATE, _LAYOUT, _DIGEST = (
+    f"user.bootseer.{name}".encode() for name in ("state", "layout", "digest")
+)
 _LISTINGS = 5
 """Listings of a folder that changes meanwhile, before one is used that may be outdated."""
 
@@ -76,25 +79,37 @@ class CheckpointInode:
         if aside is not None and self.pending is not None:
             self.pending.draft.move_base(aside.name)
 
-    def extended(self) -> dict[bytes, bytes]:
-        """Return the extended attributes, which tell how it is stored.
+    def extended_names(self) -> list[bytes]:
+        """Return the names of the extended attributes, sorted.
 
         Raises:
             OSError: ESTALE, it was removed before it was published.
         """
         if self.is_folder:
-            return {}
+            return []
         if self.pending is not None:
-            return {b"user.bootseer.state": self.pending.state.encode()}
+            return [_STATE]
         if self.entry is None:
             raise os_error(errno.ESTALE)
-        found = {b"user.bootseer.state": b"complete", b"user.bootseer.layout": b"plain"}
-        if self.entry.problem is not None:
-            found[b"user.bootseer.state"] = f"damaged: {self.entry.problem}".encode()
-        if (layout := self.entry.layout) is not None:
-            text = f"striped unit={layout.unit_bytes} parts={layout.parts}"
-            found[b"user.bootseer.layout"] = text.encode()
-            found[b"user.bootseer.digest"] = f"sha256:{layout.digest}".encode()
+        return [*([_DIGEST] if self.entry.is_striped else ()), _LAYOUT, _STATE]
+
+    def extended(self, entry: FileEntry | None = None) -> dict[bytes, bytes]:
+        """Return the extended attributes, which tell how it is stored.
+
+        Args:
+            entry: of its published version, read; what is known of that if None.
+        """
+        if self.pending is not None:
+            return {_STATE: self.pending.state.encode()}
+        entry = entry or self.entry
+        if entry is None or entry.is_folder:
+            return {}
+        found = {_STATE: b"complete", _LAYOUT: b"plain"}
+        if entry.problem is not None:
+            found[_STATE] = f"damaged: {entry.problem}".encode()
+        if (layout := entry.layout) is not None:
+            found[_LAYOUT] = f"striped unit={layout.unit_bytes} parts={layout.parts}".encode()
+            found[_DIGEST] = f"sha256:{layout.digest}".encode()
         return found
 
 
@@ -203,7 +218,8 @@ class InodeTable:
         if node is not None and node.entry is not None:
             same_kind = node.is_folder == entry.is_folder
             if same_kind and (entry.is_folder or _are_one_version(node.entry, entry)):
-                node.entry = entry
+                # The layout of a file that is read stays.
+                node.entry = replace(node.entry, info=entry.info) if entry.is_unread else entry
                 return node
             self.remove_name(parent, name)
         return self.add(parent, name, entry)
@@ -243,7 +259,7 @@ class InodeTable:
                 return known
             for _ in range(_LISTINGS):
                 changes, now = folder.changes, trio.current_time()
-                entries = await self._tree.list(self.path(folder))
+                entries = await self._tree.show_folder(self.path(folder))
                 listing = CachedListing(now, {e.name.rpartition("/")[2]: e for e in entries})
                 if changes == folder.changes:
                     self._listings[folder.inode] = listing
@@ -254,7 +270,7 @@ class InodeTable:
         """Ask the store for a name, and again if the folder has changed meanwhile."""
         while True:
             changes = parent.changes
-            entry = await self._tree.find(self.path_in(parent.inode, name))
+            entry = await self._tree.show(self.path_in(parent.inode, name))
             if changes == parent.changes:
                 return entry
 
@@ -307,6 +323,8 @@ class InodeTable:
 def _are_one_version(one: FileEntry, other: FileEntry) -> bool:
     if not one.info.is_version(other.info) or str(one.problem or "") != str(other.problem or ""):
         return False
+    if one.is_unread or other.is_unread:
+        return one.is_striped and other.is_striped and one.size_bytes == other.size_bytes
     if one.layout is None or other.layout is None:
         return one.layout is other.layout
     return one.layout is other.layout or one.layout.digest == other.layout.digest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from contextlib import suppress
-from dataclasses import replace
 
 from bootseer.checkpoint.files.entries import FileEntry
 from bootseer.checkpoint.files.namespace import Namespace
@@ -35,13 +34,13 @@ class NameChanges:
         self._inodes = inodes
         self._namespace = namespace
         self._retired = RetiredParts(tree)
+        self._marks = tree.marks
         self._reader = reader
         self._publisher = publisher
 
     async def remove(self, node: CheckpointInode) -> None:
         """Remove a published file; a version that is open is kept until it is closed."""
-        assert node.entry is not None
-        entry = replace(node.entry, info=self._inodes.info(node))
+        entry = await self._reader.load(node)
         if not node.opened.handles:
             await self._namespace.remove(entry)
             return
@@ -76,13 +75,13 @@ class NameChanges:
         self, node: CheckpointInode, parent: int, name: str, over: CheckpointInode | None
     ) -> None:
         """Rename a published file or a folder, replacing a file."""
-        assert node.entry is not None
         replaced = kept = None
         if over is not None and over.entry is not None:
-            replaced = self._reader.version(over)
+            replaced = await self._reader.load(over)
             if over.opened.handles and replaced.layout is not None:
+                await self._marks.remove(replaced)
                 kept, replaced = replaced, FileEntry(replaced.info)
-        entry = replace(node.entry, info=self._inodes.info(node))
+        entry = await self._reader.load(node)
         path = self._inodes.path_in(parent, name)
         self._inodes.update(node, await self._namespace.rename(entry, path, over=replaced))
         if over is not None:

@@ -110,8 +110,11 @@ class Publisher:
             await self.publish(node)
         before = node.pending
         if before is None:
-            entry = self._reader.version(node)
-            base = None if is_empty else self._tree.source(entry)
+            if is_empty:
+                entry, base = self._reader.version(node), None
+            else:
+                entry = await self._reader.usable(node)
+                base = self._tree.source(entry)
             draft = self._drafts.begin(entry.name, entry.info.mode, base)
             node.pending = pending = PendingVersion(draft)
         elif is_empty:

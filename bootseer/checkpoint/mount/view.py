@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import trio
 
@@ -239,7 +239,7 @@ class CheckpointView:
                     # A killed writer's: the kernel looks again for what has the name now.
                     raise node.pending.failed.again() if node.has_name else os_error(errno.ESTALE)
             elif handle.open_writers is not None:
-                self._reader.version(node)  # raises if it is gone
+                await self._reader.load(node)  # raises if it is gone
             else:
                 try:
                     await self._reader.open(node)
@@ -349,15 +349,17 @@ class CheckpointView:
             if node.pending is not None:
                 node.pending.set_attributes(None if mode is None else mode & 0o1777, mtime_ns)
             elif node.entry is not None and node.has_name and inode != ROOT_INODE:
-                entry = replace(node.entry, info=self._inodes.info(node))
+                entry = await self._reader.load(node)
                 if mode is not None:
                     await self._namespace.set_mode(entry, mode & 0o1777)
                 if mtime_ns is not None:
-                    await self._tree.store.set_mtime(entry.name, mtime_ns)
+                    found = await self._namespace.set_mtime(entry, mtime_ns)
                     node.changed_ns = 0
                     # The store calls it another version: readers have to open that.
                     await node.opened.end_version()
-                self._inodes.update(node, await self._tree.stat(entry.name))
+                else:
+                    found = await self._tree.stat(entry.name)
+                self._inodes.update(node, found)
                 self._inodes.touch(node.parent)
         return self._attributes(node)
 
@@ -370,14 +372,22 @@ class CheckpointView:
 
     async def extended(self, inode: int, name: bytes) -> bytes:
         await trio.lowlevel.checkpoint()
-        found = self._inodes.by_inode[inode].extended().get(name)
+        node = self._inodes.by_inode[inode]
+        if name not in node.extended_names():  # of others, a listing asks for each entry
+            raise os_error(errno.ENODATA)
+        entry = None
+        if node.pending is None and node.has_name:  # else it may be published for long
+            async with self._using(inode), node.lock:
+                if node.pending is None and node.has_name:
+                    entry = await self._reader.usable(node)
+        found = node.extended(entry).get(name)
         if found is None:
             raise os_error(errno.ENODATA)
         return found
 
     async def extended_names(self, inode: int) -> Sequence[bytes]:
         await trio.lowlevel.checkpoint()
-        return sorted(self._inodes.by_inode[inode].extended())
+        return self._inodes.by_inode[inode].extended_names()
 
     async def _named(self, parent: int, name: str) -> CheckpointInode:
         node = await self._inodes.lookup(parent, name)

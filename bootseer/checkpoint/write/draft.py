@@ -229,7 +229,10 @@ class Draft:
             )
         with suppress(NotFound):  # others have renamed or removed it since
             if await self._set_attributes(entry):
-                return await self._publication.current(entry)
+                found = await self._publication.current(entry)
+                if found.has_parts_of(entry.layout) and not found.info.is_version(entry.info):
+                    await self._tree.marks.move(entry, found.info)
+                return found
         return entry
 
     def _plain_content(self) -> PlainContent | None:

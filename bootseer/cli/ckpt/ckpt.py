@@ -307,7 +307,9 @@ def gc(url: str, age_s: float, dry_run: bool, ignore: tuple[str, ...], quiet: bo
             runner.print_line(f"{info.name}: parts of a write that was given up")
         for info in orphans.unused:
             runner.print_line(f"{info.name}: parts that no file names")
-        count = len(orphans.abandoned) + len(orphans.unused)
+        for info in orphans.stale_marks:
+            runner.print_line(f"{info.name}: length of a file that was replaced or removed")
+        count = len(orphans.abandoned) + len(orphans.unused) + len(orphans.stale_marks)
         removed = 0 if dry_run else await remove_orphans(tree, name, orphans, judged)
         if not dry_run:
             # Objects in the making are not listed by any store.

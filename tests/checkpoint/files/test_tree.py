@@ -17,6 +17,7 @@ from bootseer.checkpoint.files.leftovers import Leftovers
 from bootseer.checkpoint.files.namespace import Namespace
 from bootseer.checkpoint.files.parts import FROM, parts_of
 from bootseer.checkpoint.files.retired_parts import RetiredParts
+from bootseer.checkpoint.files.size_marks import SIZES_FOLDER
 from bootseer.checkpoint.files.stripe_manifest import PARTS_FOLDER
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import Fetcher
@@ -98,7 +99,8 @@ async def read(store, name):
 
 def parts_in(store):
     """The folders of parts, wherever they are, published or not."""
-    return {name for name in store._entries if name.rpartition("/")[0].endswith(PARTS_FOLDER)}
+    below = {name for name in store._entries if name.rpartition("/")[0].endswith(PARTS_FOLDER)}
+    return {name for name in below if not name.endswith(f"/{SIZES_FOLDER}")}
 
 
 async def clean(store):
@@ -390,7 +392,7 @@ async def test_who_may_read_a_file_may_read_its_parts(content):
         for name, entry in store._entries.items():
             if entry.content is not None:
                 assert entry.mode == mode, name
-            elif name.rpartition("/")[0] == PARTS_FOLDER:
+            elif name in parts_in(store):
                 assert entry.mode == {0o644: 0o755, 0o640: 0o750, 0o600: 0o700}[mode], name
     assert await read(store, "f") == content
 

@@ -15,6 +15,7 @@ from bootseer.checkpoint.files.leftovers import Leftovers
 from bootseer.checkpoint.files.namespace import Namespace
 from bootseer.checkpoint.files.parts import FROM, MAKING, parts_folder, parts_of
 from bootseer.checkpoint.files.retired_parts import RetiredParts
+from bootseer.checkpoint.files.size_marks import SIZES_FOLDER
 from bootseer.checkpoint.files.stripe_manifest import PARTS_FOLDER
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.write.draft import Drafts
@@ -60,7 +61,8 @@ def put(store, nursery):
 
 def parts_in(store):
     """What is in the folders of parts, wherever they are."""
-    return {name for name in store._entries if name.rpartition("/")[0].endswith(PARTS_FOLDER)}
+    below = {name for name in store._entries if name.rpartition("/")[0].endswith(PARTS_FOLDER)}
+    return {name for name in below if not name.endswith(f"/{SIZES_FOLDER}")}
 
 
 class At(WrappedStore):

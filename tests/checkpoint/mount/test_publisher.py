@@ -485,7 +485,7 @@ async def test_a_listing_that_began_before_a_publication_is_not_believed(served,
     handle = await served.write()
     node = await served.view.lookup(ROOT_INODE, b"file")
     answered, published = trio.Event(), trio.Event()
-    ask = served.view._tree.list
+    ask = served.view._tree.show_folder
     listed = []
 
     async def answer_late(folder):
@@ -497,7 +497,7 @@ async def test_a_listing_that_began_before_a_publication_is_not_believed(served,
     async def list_folder():
         listed.extend(await served.view.entries(ROOT_INODE))
 
-    monkeypatch.setattr(served.view._tree, "list", answer_late)
+    monkeypatch.setattr(served.view._tree, "show_folder", answer_late)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(list_folder)
         await answered.wait()

@@ -10,8 +10,9 @@ import pytest
 import trio
 import trio.testing
 
+from bootseer.checkpoint.files.size_marks import sizes_of
 from bootseer.checkpoint.files.tree import CheckpointTree
-from bootseer.errors import Conflict, NoSpace, NotFound, Unavailable
+from bootseer.errors import Conflict, Corrupt, NoSpace, NotFound, Unavailable
 from bootseer.fuse.view import ROOT_INODE, Attributes
 from bootseer.fuse.view import FilesystemSpace as Shown
 from bootseer.store.api.base import FolderListing, StoreSpace, publish
@@ -452,7 +453,7 @@ class TestAListing:
 
     async def test_that_changes_all_the_time_ends(self, listed, autojump_clock, monkeypatch):
         """It is not believed afterwards."""
-        ask = listed.view._tree.list
+        ask = listed.view._tree.show_folder
 
         async def change_and_ask(folder):
             await listed.view.remove(ROOT_INODE, f"file{len(lists)}".encode())
@@ -462,7 +463,7 @@ class TestAListing:
         for number in range(3, 6):
             await publish(listed.inner, f"file{number}", b"content of it")
         lists = []
-        monkeypatch.setattr(listed.view._tree, "list", change_and_ask)
+        monkeypatch.setattr(listed.view._tree, "show_folder", change_and_ask)
         assert await names(listed) == [b"file5"]
         assert lists == [""] * 5
         monkeypatch.undo()
@@ -865,7 +866,8 @@ async def test_nothing_is_left_of_a_file_that_is_renamed_over(served, old, is_op
     assert await served.content() == CONTENT
     layout = (await CheckpointTree(served.inner).stat("file")).layout
     parts = [info.name for info in await served.inner.list(".bootseer-parts")]
-    assert parts == [f".bootseer-parts/{layout.parts_id}"]
+    assert parts == [f".bootseer-parts/{layout.parts_id}", sizes_of("")]
+    assert len(await served.inner.list(sizes_of(""))) == 1
 
 
 async def test_what_is_written_of_a_file_that_is_renamed_over_is_still_read(served):
@@ -1000,3 +1002,154 @@ async def test_a_file_that_cannot_be_opened_any_more_is_looked_for_again(
     with pytest.raises(type(error)):
         await served.view.open(inode, os.O_RDONLY)
     assert (await served.view.lookup(ROOT_INODE, b"new")).size_bytes == 7
+
+
+# Lengths of files that nobody has opened
+
+
+@pytest.fixture
+async def many(served, serve):
+    """A view of another node, of a folder of striped files whose marks it has not seen."""
+    for number in range(20):
+        await served.put(b"file%02d" % number, CONTENT + bytes(number))
+    return serve(served.inner)
+
+
+async def test_a_listing_with_attributes_of_striped_files_opens_none(many):
+    shown = await many.view.entries(ROOT_INODE)
+    assert [attributes.size_bytes for _, attributes in shown] == [
+        len(CONTENT) + number for number in range(20)
+    ]
+    for name, attributes in shown:
+        assert (await many.view.lookup(ROOT_INODE, name)).inode == attributes.inode
+        assert await many.view.extended_names(attributes.inode) == [
+            b"user.bootseer.digest",
+            b"user.bootseer.layout",
+            b"user.bootseer.state",
+        ]
+        with pytest.raises(OSError, match=os.strerror(errno.ENODATA)):
+            await many.view.extended(attributes.inode, b"system.posix_acl_access")
+    assert many.store.calls == [("list", ""), ("list", ".bootseer-parts/sizes")]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_a_file_that_was_only_listed_is_read_whole_and_stays_the_same(many, listed):
+    if listed:
+        shown = dict(await many.view.entries(ROOT_INODE))[b"file03"]
+    else:
+        for number in range(20, 10, -1):
+            await many.view.lookup(ROOT_INODE, b"file%02d" % (number - 1))
+        shown = await many.view.lookup(ROOT_INODE, b"file03")
+    many.store.calls.clear()
+    assert await read(many, shown.inode) == CONTENT + bytes(3)
+    assert many.store.calls.count(("open", "file03")) == 1
+    digest = await many.view.extended(shown.inode, b"user.bootseer.digest")
+    assert digest.startswith(b"sha256:")
+    again = await many.view.lookup(ROOT_INODE, b"file03")
+    assert again == shown
+    many.store.calls.clear()
+    assert await read(many, shown.inode) == CONTENT + bytes(3)
+    assert ("open", "file03") not in many.store.calls
+
+
+@pytest.mark.parametrize("what", [b"digest", b"layout", b"state"])
+async def test_how_a_file_that_was_only_listed_is_stored_is_told(many, what):
+    shown = dict(await many.view.entries(ROOT_INODE))[b"file03"]
+    found = await many.view.extended(shown.inode, b"user.bootseer." + what)
+    assert found.partition(b" ")[0].partition(b":")[0] in (b"sha256", b"striped", b"complete")
+
+
+async def append(served, inode):
+    opened = await served.view.open(inode, os.O_WRONLY)
+    await served.view.write(opened.handle, len(CONTENT) + 3, b"more")
+    await served.view.flush(opened.handle)
+    await served.view.close(opened.handle)
+
+
+CHANGES_OF_ONE_LISTED = {
+    "append": (append, CONTENT + bytes(3) + b"more", b"file03"),
+    "cut": (lambda s, inode: s.view.truncate(inode, None, 9000), CONTENT[:9000], b"file03"),
+    "mode": (lambda s, inode: s.view.change(inode, mode=0o600), CONTENT + bytes(3), b"file03"),
+    "time": (
+        lambda s, inode: s.view.change(inode, mtime_ns=10**18),
+        CONTENT + bytes(3),
+        b"file03",
+    ),
+    "rename": (
+        lambda s, _: s.view.rename(ROOT_INODE, b"file03", ROOT_INODE, b"new", 0),
+        CONTENT + bytes(3),
+        b"new",
+    ),
+    "replace": (
+        lambda s, _: s.view.rename(ROOT_INODE, b"file03", ROOT_INODE, b"file04", 0),
+        CONTENT + bytes(3),
+        b"file04",
+    ),
+    "remove": (lambda s, _: s.view.remove(ROOT_INODE, b"file03"), None, b"file03"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_ONE_LISTED)
+async def test_a_file_that_was_only_listed_is_changed_as_any_other(many, serve, change):
+    work, content, name = CHANGES_OF_ONE_LISTED[change]
+    inode = dict(await many.view.entries(ROOT_INODE))[b"file03"].inode
+    await work(many, inode)
+    assert await many.content(name) == content
+    other = serve(many.inner)
+    shown = dict(await other.view.entries(ROOT_INODE))
+    if content is None:
+        assert name not in shown
+    else:
+        assert shown[name].size_bytes == len(content)
+    assert other.store.calls == [("list", ""), ("list", ".bootseer-parts/sizes")]
+    parts = [name for name in many.inner._entries if name.count("/") == 1 and "sizes" not in name]
+    assert len(parts) == len(shown)  # those of what has gone are gone
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+async def test_a_file_that_was_replaced_since_it_was_listed_is_looked_up_again(
+    many, served, is_marked
+):
+    old = dict(await many.view.entries(ROOT_INODE))[b"file03"]
+    await served.put(b"file03", b"another" * 3000)
+    if not is_marked:
+        await many.inner.delete_tree(".bootseer-parts/sizes")
+    with pytest.raises(Conflict):
+        await read(many, old.inode)
+    new = await many.view.lookup(ROOT_INODE, b"file03")
+    assert (new.inode != old.inode) and new.size_bytes == 21000
+    assert await read(many, new.inode) == b"another" * 3000
+
+
+async def test_a_mark_that_lies_does_not_cut_what_is_read(many, served):
+    for name in list(many.inner._entries):
+        if "/sizes/" in name:
+            await many.inner.rename(name, f"{name.rpartition('-')[0]}-5")
+    inode = dict(await many.view.entries(ROOT_INODE))[b"file03"].inode
+    with pytest.raises(Conflict):
+        await read(many, inode)
+    shown = await many.view.lookup(ROOT_INODE, b"file03")
+    assert shown.size_bytes == len(CONTENT) + 3
+    assert await read(many, shown.inode) == CONTENT + bytes(3)
+
+
+async def test_a_file_of_a_few_bytes_is_looked_up_by_one_call(served):
+    await publish(served.inner, "latest", b"1000")
+    await publish(served.inner, f".bootseer-parts/{'0' * 32}/0000", b"of one published next")
+    shown = await served.view.lookup(ROOT_INODE, b"latest")
+    assert served.store.calls == [("stat", "latest")]
+    assert await read(served, shown.inode) == b"1000"
+    assert "list" not in [operation for operation, _ in served.store.calls]
+
+
+async def test_a_file_that_may_be_truncated_is_shown_but_not_read(served, autojump_clock):
+    await publish(served.inner, "file", b"BSST")
+    await publish(served.inner, f".bootseer-parts/{'0' * 32}/0000", b"of it")
+    shown = await served.view.lookup(ROOT_INODE, b"file")
+    assert shown.size_bytes == 4
+    state = await served.view.extended(shown.inode, b"user.bootseer.state")
+    assert state.startswith(b"damaged: ")
+    for flags in (os.O_RDONLY, os.O_WRONLY):
+        with pytest.raises(Corrupt):
+            opened = await served.view.open(shown.inode, flags)
+            await served.view.write(opened.handle, 4, b"more")

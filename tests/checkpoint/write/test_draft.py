@@ -15,6 +15,7 @@ from bootseer.checkpoint.files import stripe_manifest
 from bootseer.checkpoint.files.leftovers import Leftovers
 from bootseer.checkpoint.files.parts import making_folder
 from bootseer.checkpoint.files.retired_parts import RetiredParts
+from bootseer.checkpoint.files.size_marks import sizes_of
 from bootseer.checkpoint.files.stripe_manifest import PARTS_FOLDER, part_name
 from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.checkpoint.read.fetcher import Fetcher, FetchLimits
@@ -193,7 +194,8 @@ async def test_once_a_part_has_broken_each_ends_with_its_block():
         await draft.write(0, content)
         await draft.publish()
         assert await content_of(tree, "file", nursery) == content
-    (folder,) = await store.list(".bootseer-parts")
+    folder, sizes = await store.list(".bootseer-parts")
+    assert sizes.name == sizes_of("")
     sizes = [info.size_bytes for info in await store.list(folder.name)]
     assert max(sizes) == 3 * UNIT
 
@@ -210,7 +212,8 @@ async def test_a_file_synced_very_often_has_few_parts(monkeypatch):
             await draft.flush()
         entry = await draft.publish()
         assert entry.layout.parts <= 8 + OPTIONS.width
-        assert len(await tree.store.list("folder/.bootseer-parts")) == 1
+        found = [info.name for info in await tree.store.list("folder/.bootseer-parts")]
+        assert len(found) == 2 and found[1] == sizes_of("folder")
         assert await content_of(tree, "folder/file", nursery) == content
 
 

@@ -11,6 +11,7 @@ What holds:
 - All of a file that was read by anybody is what somebody has written as one version.
 - After a close(2) without an error that version is in the store, unless others came in between.
 - What waits for the store at a close(2) is in the store when that is back, or named as lost.
+- A listing that opens no manifests shows the lengths that are in them.
 - What is left over is taken by `bootseer ckpt gc`, and moves that came half-way are completed by
   `bootseer ckpt verify -R --repair`.
 """
@@ -583,6 +584,10 @@ class World:
     async def check(self):
         """Look at the store when nobody is at it any more."""
         tree = CheckpointTree(self.store)
+        for folder in FOLDERS:  # what crashes have left of marks is there, too
+            read = {entry.name: entry.size_bytes for entry in await tree.list(folder)}
+            shown = await CheckpointTree(self.store).show_folder(folder)
+            assert {entry.name: entry.size_bytes for entry in shown} == read
         # What a crash has left beside them makes these suspicious.
         truncated = [entry.name for entry in await walk(tree, "") if _is_truncated(entry)]
         await remove_orphans(tree, "", await find_orphans(tree, "", -1, truncated), truncated)

@@ -3,12 +3,17 @@
 import json
 import os
 import shutil
+from pathlib import PurePosixPath
+from urllib.parse import urlsplit
 
 import pytest
+import trio
 from click.testing import CliRunner
 
+from bootseer.checkpoint.files.tree import CheckpointTree
 from bootseer.cli.ckpt.ckpt import ckpt
 from bootseer.errors import Corrupt, Denied
+from bootseer.store.hdfs.store import HdfsStore
 from bootseer.units import MIB
 
 pytestmark = [pytest.mark.root, pytest.mark.hdfs]
@@ -42,6 +47,28 @@ def shape(root):
         )
         for path in sorted(root.rglob("*"))
     }
+
+
+def test_a_listing_of_striped_files_opens_none_of_them(hdfs, folder, tree, call, tmp_path):
+    """HDFS tells versions apart by length and time alone, in a listing as in a stat."""
+    files = 30
+    (tmp_path / "source").mkdir()
+    for number in range(files):
+        (tmp_path / "source" / f"{number:02}").write_bytes(os.urandom(64 * 1024 + number))
+    words = ("--unit", "16KiB", "--replication", 1, "--width", 2)
+    call("import", tmp_path / "source", f"{tree}/run", *words)
+    hdfs.fs("-mv", f"{folder}/run", f"{folder}/moved", user="alice")
+    before = hdfs.calls()
+
+    async def show():
+        store = HdfsStore(urlsplit(tree).netloc, PurePosixPath(f"{folder}/moved"))
+        return await CheckpointTree(store).show_folder()
+
+    shown = trio.run(show)
+    assert [entry.size_bytes for entry in shown] == [64 * 1024 + n for n in range(files)]
+    assert all(entry.is_unread for entry in shown)
+    made = hdfs.calls_since(before)
+    assert "GetBlockLocations" not in made and made["GetListing"] == 2
 
 
 def test_a_checkpoint_goes_there_and_back(hdfs, folder, tree, call, tmp_path, monkeypatch):

@@ -15,9 +15,10 @@ from typing import TypeVar
 import trio
 
 from bootseer.errors import BootseerError, Corrupt
-from bootseer.peers import wire
+from bootseer.peers import whole_object, wire
 from bootseer.peers.client import PeerClient
 from bootseer.peers.piece_cache import Piece, PieceCache
+from bootseer.peers.start_objects import StartObjects
 from bootseer.peers.wire import PIECE_BYTES, Kind, PeerRequest, Status
 from bootseer.rate_limit import RateLimit
 from bootseer.store.api.base import Reader, Store
@@ -80,6 +81,7 @@ class PeerServer:
     client: PeerClient
     limit: RateLimit = field(default_factory=lambda: RateLimit(0))
     served: ServedBytes = field(default_factory=ServedBytes)
+    _objects: StartObjects = field(default_factory=StartObjects)
     _strangers: Counter[str] = field(default_factory=Counter)
     _opened: OrderedDict[tuple[int, str], _Opened] = field(default_factory=OrderedDict)
     _opening: dict[tuple[int, str], trio.Lock] = field(default_factory=dict)
@@ -150,6 +152,8 @@ class PeerServer:
             elif request.kind is Kind.SHARED:
                 answer = wire.IS_SHARED if self._note_reader(request) else wire.IS_OWN
                 await stream.send_all(wire.encode_answer(Status.DATA, len(answer)) + answer)
+            elif request.kind is Kind.OBJECT:
+                await self._give_object(stream, request)
             else:
                 await self._give(stream, request)
 
@@ -175,6 +179,30 @@ class PeerServer:
         while len(self._seen) > _SEEN_NAMES:
             self._seen.popitem(last=False)
         return len(recent) > 1
+
+    async def _give_object(self, stream: trio.SocketStream, request: PeerRequest) -> None:
+        read = partial(self._read_object, request)
+        get = partial(self._objects.get, (request.store, request.name), read)
+        data = await _patiently(stream, get)
+        if data is None:
+            await stream.send_all(wire.encode_answer(Status.FAILED))
+            return
+        await trio.sleep(self.limit.take(len(data), trio.current_time()))
+        await stream.send_all(wire.encode_answer(Status.DATA, len(data)) + data)
+        self.served.sent_bytes += len(data)
+
+    async def _read_object(self, request: PeerRequest) -> bytes:
+        """Read a small object from the node that reads it for all rows, or from the store.
+
+        Raises:
+            BootseerError: the store does not give it.
+        """
+        data = await self.client.read_object_for_row(request)
+        if data is None:
+            store = self.stores[request.store]
+            data = await whole_object.read_answer(store, request.store, request.name)
+            self.served.read_bytes += len(data)
+        return data
 
     async def _give(self, stream: trio.SocketStream, request: PeerRequest) -> None:
         await trio.sleep(self.limit.take(request.size_bytes, trio.current_time()))

@@ -45,14 +45,19 @@ class Kind(IntEnum):
     """What a request asks for.
 
     DESCRIBE is for the object's `ObjectInfo`, READ for bytes. READ_STORE is a home's request: who
-    gets it reads the store, and asks nobody else. SHARED asks whether another node has asked the
+    gets it reads the store, and asks nobody else. OBJECT is for all of a small object, or that
+    there is none, see `bootseer.peers.whole_object`. SHARED asks whether another node has asked the
     same of this name; its offset is the index of the node that asks.
     """
 
     DESCRIBE = 1
     READ = 2
     READ_STORE = 3
+    OBJECT = 4
     SHARED = 6
+
+
+_KINDS = frozenset(Kind)
 
 
 class Status(IntEnum):
@@ -70,8 +75,8 @@ class PeerRequest(NamedTuple):
         kind: what it asks for.
         store: number of the store among the job's.
         name: of the object.
-        offset, size_bytes: the range, within one piece; 0 and 0 for DESCRIBE. See `Kind` for
-            SHARED.
+        offset, size_bytes: the range, within one piece; 0 and 0 for DESCRIBE and OBJECT. See `Kind`
+            for SHARED.
     """
 
     kind: Kind
@@ -97,7 +102,7 @@ def decode_request(header: bytes) -> tuple[PeerRequest, int]:
         Corrupt: it is no request.
     """
     kind, store, name_bytes, size_bytes, offset = _REQUEST.unpack(header)
-    if kind not in set(Kind) or not 0 < name_bytes <= MAX_NAME_BYTES:
+    if kind not in _KINDS or not 0 < name_bytes <= MAX_NAME_BYTES:
         raise Corrupt("this is no request of a peer")
     if size_bytes > PIECE_BYTES - offset % PIECE_BYTES:
         raise Corrupt("a peer asks for more than a piece")

@@ -25,7 +25,7 @@ from bootseer.image.hot.holdout import HeldOutPiece
 from bootseer.image.hot.trace import Touch
 from bootseer.ipc.request import Reply
 from bootseer.ipc.request_client import decode_reply, encode_request
-from bootseer.peers import wire
+from bootseer.peers import whole_object, wire
 from bootseer.store.api.base import ObjectInfo
 
 # What processes tell each other.
@@ -261,6 +261,7 @@ GONE = (Corrupt, Closed)
 PEER_REQUESTS = (
     wire.PeerRequest(wire.Kind.DESCRIBE, 0, "images/x"),
     wire.PeerRequest(wire.Kind.READ, 1, "images/x", wire.PIECE_BYTES + 5, 100),
+    wire.PeerRequest(wire.Kind.OBJECT, 2, "plans/x"),
 )
 
 
@@ -288,9 +289,27 @@ def _run_peer_answer(data):
     assert wire.decode_info(wire.encode_info(info), "x") == info
 
 
+def _peer_objects():
+    infos = (ObjectInfo("x", 3, 8, version="v"), ObjectInfo("x", 4, 8), None)
+    said = [whole_object.encode(0, "x", info, b"abc") for info in infos]
+    return [answer[whole_object.DIGEST_BYTES :] for answer in said]
+
+
+def _run_peer_object(data):
+    """Decode what has the right digest, as a peer can send anything."""
+    try:
+        found = whole_object.decode(whole_object.with_digest(0, "x", data), 0, "x")
+    except NotFound:
+        return
+    assert found.size_bytes == len(found.data)
+    again = whole_object.encode(0, "x", found.info, found.data)
+    assert whole_object.decode(again, 0, "x").data == found.data
+
+
 MESSAGES = [
     Decoder("peer_request", lambda: [r.encode() for r in PEER_REQUESTS], _run_peer_request),
     Decoder("peer_answer", _peer_answers, _run_peer_answer),
+    Decoder("peer_object", _peer_objects, _run_peer_object),
     Decoder("talk", _asked, partial(trio.run, _talk), GONE),
     Decoder("answer", _answers, _run_answer),
     Decoder(

@@ -18,6 +18,7 @@ from bootseer.peers.client import PeerClient
 from bootseer.peers.grid import PeerGrid
 from bootseer.peers.piece_cache import PieceCache
 from bootseer.peers.server import PeerServer
+from bootseer.peers.start_store import StartStore
 from bootseer.peers.store import PeerStore
 from bootseer.store.api.base import Store, publish
 from bootseer.store.memory import MemoryStore
@@ -65,14 +66,18 @@ class Nodes:
         content: of the object `NAME` in the store that all of them have.
         own: the store as each node reads it by itself.
         shared: the same through the other nodes.
+        starts: the same as a start reads it.
+        memory: the store itself.
         notes: what each node's client has noted.
     """
 
     content: bytes
     hosts: list[str]
     port: int
+    memory: MemoryStore
     own: list[CountedStore] = field(default_factory=list)
     shared: list[PeerStore] = field(default_factory=list)
+    starts: list[StartStore] = field(default_factory=list)
     clients: list[PeerClient] = field(default_factory=list)
     servers: list[PeerServer] = field(default_factory=list)
     notes: list[list[str]] = field(default_factory=list)
@@ -101,7 +106,7 @@ async def nodes_of(
     await publish(memory, NAME, content)
     hosts = [f"127.0.{n // 200}.{n % 200 + 2}" for n in range(count)]
     first = listen(hosts[0])
-    nodes = Nodes(content, hosts, first.getsockname()[1])
+    nodes = Nodes(content, hosts, first.getsockname()[1], memory)
     first.close()
     async with trio.open_nursery() as nursery:
         for index in range(count):
@@ -124,6 +129,7 @@ async def nodes_of(
             nodes.clients.append(client)
             nodes.servers.append(server)
             nodes.shared.append(PeerStore(own, 0, client))
+            nodes.starts.append(StartStore(own, 0, client))
             nodes.scopes.append(trio.CancelScope())
             if index not in (down or ()):
                 nursery.start_soon(_serve, nodes, index)

@@ -1,0 +1,56 @@
+"""A store as a start reads it: one node of a job reads its small objects for many."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bootseer.errors import NotFound
+from bootseer.peers.client import PeerClient
+from bootseer.store.api.base import ObjectInfo, Reader, Store
+from bootseer.store.wrappers.base import WrappedStore
+
+
+class StartStore(WrappedStore):
+    """Opens small objects as nodes of the job have read them, within the last seconds.
+
+    Only for a start, which all nodes of the job begin at about the same time. It may miss what was
+    written meanwhile, so nobody may write what he has read here.
+
+    Attributes:
+        inner: the store itself, for all else.
+    """
+
+    def __init__(self, inner: Store, number: int, client: PeerClient) -> None:
+        """Read a store through peers.
+
+        Args:
+            inner: the store.
+            number: of it among the job's stores.
+            client: asks the nodes.
+        """
+        super().__init__(inner)
+        self.inner = inner
+        self._number = number
+        self._client = client
+
+    @asynccontextmanager
+    async def open(
+        self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
+    ) -> AsyncIterator[Reader]:
+        found = None
+        if known is None and version is None:
+            try:
+                found = await self._client.read_object(self._number, name)
+            except NotFound as error:
+                raise NotFound(f"{error} in {self.url}") from error
+        if found is not None:
+            yield found
+            return
+        async with self.inner.open(name, known=known, version=version) as reader:
+            yield reader
+
+
+def store_itself(store: Store) -> Store:
+    """Return the store that a start reads, without the peers."""
+    return store.inner if isinstance(store, StartStore) else store

@@ -373,7 +373,7 @@ class PeerClient:
                 if is_absent and passed_s < _ABSENT_S:
                     raise _Absent
                 raise _Lost(why)
-            time.sleep(_BEGIN_POLL_S)
+            time.sleep(min(_BEGIN_POLL_S, begin_s - passed_s))
 
     def _prove(self, node: int, port: int) -> socket.socket:
         """Connect, and exchange proofs of the secret.

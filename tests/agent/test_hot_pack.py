@@ -65,7 +65,7 @@ class Start:
             readable(self.store, DIGEST, MANIFEST, NodeCache()) as blocks,
             trio.open_nursery() as nursery,
         ):
-            yield JobPack(task, self.store, blocks, DIGEST, self.store, nursery)
+            yield JobPack(task, self.store, blocks, DIGEST, self.store, self.store, nursery)
 
     async def write(self, touched=(), rate=50 * MIB, **place):
         """Come to the end of the start; returns the seconds that the work behind it took."""

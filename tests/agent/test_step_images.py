@@ -83,6 +83,7 @@ async def test_a_planned_file_is_recorded_only_once_it_is_used(steps, nursery):
     steps.use("/b", nursery)
     assert used()[2:] == [("/b", True)]
     assert [window.is_used for window in steps.windows] == [True, True]
+    assert [window.job.is_later for window in steps.windows] == [False, True]
 
 
 async def test_a_first_step_brings_the_image_of_the_last_run_again(steps, nursery, autojump_clock):

@@ -72,6 +72,7 @@ class Job(NamedTuple):
             none.
         nodelist: Slurm's short form of the names of its nodes, "" if they are unknown.
         secret: that only nodes of the job know, in hexadecimal digits; "" for none.
+        is_later: an image that the job itself requests, after its start.
     """
 
     job_id: int
@@ -95,6 +96,7 @@ class Job(NamedTuple):
     environment: str = ""
     nodelist: str = ""
     secret: str = ""
+    is_later: bool = False
 
     @property
     def run(self) -> str:

@@ -141,7 +141,7 @@ class EnvironmentOverlays:
         Raises:
             BootseerError, OSError: the snapshot cannot be mounted.
         """
-        mounts = await self._mount(key, False, len(targets), nursery)
+        mounts = await self._mount(key, False, len(targets), nursery, is_later=False)
         for mount, target in zip(mounts, targets, strict=True):
             self._folder.write_mounted(self._folder.shown(mount), "owned", target)
 
@@ -194,7 +194,13 @@ class EnvironmentOverlays:
         return ""
 
     async def _mount(
-        self, key: str, read_only: bool, count: int, nursery: trio.Nursery
+        self,
+        key: str,
+        read_only: bool,
+        count: int,
+        nursery: trio.Nursery,
+        *,
+        is_later: bool = True,
     ) -> list[int]:
         """Mount a snapshot where only root sees it, unless mounted; returns its targets' numbers.
 
@@ -202,7 +208,7 @@ class EnvironmentOverlays:
             BootseerError: the snapshot cannot be mounted.
         """
         async with self._mounting:
-            await self._served.serve(f"{ENVIRONMENT}{key}", nursery)
+            await self._served.serve(f"{ENVIRONMENT}{key}", nursery, is_later=is_later)
             tree = self._served.number(f"{ENVIRONMENT}{key}")
             mounts = self._mounted.get((tree, read_only))
             if mounts is None:

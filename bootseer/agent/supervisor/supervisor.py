@@ -228,7 +228,7 @@ class Supervisor:
     async def _serve_again(self, image: str, nursery: trio.Nursery) -> None:
         """Serve an image that the last run requested later."""
         try:
-            await self._served.mount(image, nursery)
+            await self._served.mount(image, nursery, is_later=False)
         except BootseerError as error:
             self.events.fall_back("image.mount", f"{image[:100]!a}, as in the last run: {error}")
 

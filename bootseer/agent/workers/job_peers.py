@@ -16,6 +16,7 @@ from bootseer.errors import Closed
 from bootseer.peers.client import PeerClient, ports_of_job
 from bootseer.peers.grid import PeerGrid
 from bootseer.peers.shared_files import SharedFiles
+from bootseer.peers.start_store import StartStore, store_itself
 from bootseer.peers.store import PeerStore
 from bootseer.store.api.base import Store
 from bootseer.store.from_settings import connect, connect_images, connect_to
@@ -91,11 +92,22 @@ class JobPeers:
 
         Only for objects that are never replaced by others, and whose readers check what they get.
         """
-        if self.client is None:
+        store = store_itself(store)
+        number = self._number(store)
+        if self.client is None or number is None:
             return store
-        stores = enumerate(job_stores(self._task))
-        number = next((n for n, one in stores if one.url == store.url), None)
-        return store if number is None else PeerStore(store, number, self.client)
+        return PeerStore(store, number, self.client)
+
+    def start_reads(self, store: Store) -> Store:
+        """Read the small objects of a store that all nodes read as the job starts, once for many.
+
+        They may be replaced, and what was read some seconds ago is good enough for a start: not for
+        what the job requests later, and not for changing them.
+        """
+        number = self._number(store)
+        if self.client is None or number is None or self._task.job.is_later:
+            return store
+        return StartStore(store, number, self.client)
 
     def files_of_checkpoint(self, store: Store) -> SharedFiles | None:
         """Share the checkpoint's files that several nodes read; None if they share nothing.
@@ -103,9 +115,17 @@ class JobPeers:
         Args:
             store: from `checkpoint_store`.
         """
+        number = self._number(store)
+        if self.client is None or number is None:
+            return None
+        return SharedFiles(store, number, self.client)
+
+    def _number(self, store: Store) -> int | None:
+        """Return the number of a store among the job's, None if nodes do not read it for others."""
         if self.client is None:
             return None
-        return SharedFiles(store, len(list(job_stores(self._task))) - 1, self.client)
+        stores = enumerate(job_stores(self._task))
+        return next((n for n, one in stores if one.url == store.url), None)
 
     def close(self) -> None:
         """End all connections."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 
 from bootseer.agent.workers.base import Task, owner_of
 from bootseer.agent.workers.job_peers import JobPeers
@@ -16,26 +16,30 @@ from bootseer.env.snapshot import repository
 from bootseer.env.snapshot.group_store import find_snapshot, shared_stores
 from bootseer.env.snapshot.manifest import Snapshot
 from bootseer.errors import BootseerError, ConfigError
-from bootseer.parallel import background
+from bootseer.peers.start_store import store_itself
 from bootseer.store.api.base import Store
 from bootseer.units import format_size
 
 
-async def provide(task: Task, store: Store, mount: Callable[[Snapshot], Awaitable[str]]) -> str:
+async def provide(
+    task: Task, store: Store, peers: JobPeers, mount: Callable[[Snapshot], Awaitable[str]]
+) -> str:
     """Mount or unpack the job's environment; returns a summary.
 
     Args:
         task: the worker's task.
         store: the user's store.
+        peers: the job's nodes.
         mount: asks the agent to mount a snapshot; returns the error, "" for success.
 
     Raises:
         BootseerError: there is no such environment, or it cannot be restored.
     """
     async with task.stage("env.find") as report:
-        key = await repository.resolve(store, task.job.environment)
         stores = [store, *shared_stores(task.config, owner_of(task.job))]
-        store, snapshot = await find_snapshot(stores, key)
+        own, *others = map(peers.start_reads, stores)
+        key = await repository.resolve(own, task.job.environment)
+        found, snapshot = await find_snapshot([own, *others], key)
         report.detail = f"key {key[:12]}"
         report.bytes = snapshot.content_bytes
     why = "its targets were not empty"
@@ -47,14 +51,12 @@ async def provide(task: Task, store: Store, mount: Callable[[Snapshot], Awaitabl
         why = await mount(snapshot)
     if why:
         async with task.stage("env.unpack") as report:
-            async with background() as nursery:
-                peers = JobPeers(task, nursery)
-                with closing(peers), opened_places(snapshot.targets) as places:
-                    parts = peers.through(store)
-                    read_bytes = await unpack(store, snapshot, places, parts=parts)
+            with opened_places(snapshot.targets) as places:
+                parts = peers.through(found)
+                read_bytes = await unpack(found, snapshot, places, parts=parts)
             report.bytes = snapshot.content_bytes
             report.detail = f"{snapshot.files} files, {format_size(read_bytes)} read; {why}"
-    await repository.note_use(store, key)
+    await repository.note_use(store_itself(found), key)
     return f"the environment {key[:12]} is {'unpacked' if why else 'mounted'}"
 
 

@@ -52,6 +52,7 @@ from bootseer.ipc.channel import unexpected
 from bootseer.ipc.descriptors import exactly
 from bootseer.large_buffers import keep_large_buffers
 from bootseer.peers.client import PeerClient
+from bootseer.peers.start_store import store_itself
 from bootseer.store.api.base import Store
 from bootseer.store.from_settings import connect as connect_own
 from bootseer.store.from_settings import connect_images
@@ -148,26 +149,29 @@ async def _open_in(
         BootseerError: as for `_open`.
     """
     config, job = task.config, task.job
+    peers = JobPeers(task, nursery)
+    opened.callback(peers.close)
+    starts = peers.start_reads(store)
+    own = peers.start_reads(task.store())
     rows = None
     if job.image.startswith(ENVIRONMENT):
-        stores = [store, *shared_stores(config, owner_of(job))]
-        store, snapshot = await find_snapshot(stores, job.image.removeprefix(ENVIRONMENT))
-        rows = await read_rows(store, snapshot)
+        stores = [starts, *map(peers.start_reads, shared_stores(config, owner_of(job)))]
+        starts, snapshot = await find_snapshot(stores, job.image.removeprefix(ENVIRONMENT))
+        store = store_itself(starts)
+        rows = await read_rows(starts, snapshot)
         digest = snapshot.image
     else:
-        digest = await catalog.resolve(store, job.image)
+        digest = await catalog.resolve(starts, job.image)
         if config.image.pin:
-            await check_pin(task, digest)
+            await check_pin(task, own, digest)
         else:
-            nursery.start_soon(check_pin, task, digest)
+            nursery.start_soon(check_pin, task, own, digest)
 
     async def note(stage: str, reason: str) -> None:
         with suppress(Closed):
             async with task.stage(stage) as report:
                 report.fall_back(reason)
 
-    peers = JobPeers(task, nursery)
-    opened.callback(peers.close)
     shared = peers.through(store)
     source = ImageSource(shared, digest)
     opened.push_async_callback(_close, source.close)
@@ -180,7 +184,7 @@ async def _open_in(
             reported.add(reason)
             nursery.start_soon(note, "image.read", reason)
 
-    manifest, cached, link = await _open_cache(task, store, shared, digest)
+    manifest, cached, link = await _open_cache(task, store, starts, shared, digest)
 
     def note_cache(reason: str) -> None:
         nursery.start_soon(note, "image.cache", reason)
@@ -201,9 +205,10 @@ async def _open_in(
         view = ImageView(blocks, manifest.size_bytes, info.mtime_ns, job.uid, job.gid, note_error)
     packs = task.store() if config.image.store_url else store  # the user's own
     parts = peers.through(packs)
-    packing = JobPack(task, packs, blocks, digest, parts, nursery)
+    packing = JobPack(task, packs, blocks, digest, parts, peers.start_reads(packs), nursery)
     opened.push_async_callback(_close, packing.close)
-    way = await AccessSelector(task, source, blocks, cache).choose(patience_s, note_file)
+    selector = AccessSelector(task, source, blocks, cache, own, starts)
+    way = await selector.choose(patience_s, note_file)
     return _Served(manifest, cache, blocks, view, tree, packing, source, way, peers.client)
 
 
@@ -214,20 +219,21 @@ async def _close(close: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _open_cache(
-    task: Task, store: Store, shared: Store, digest: str
+    task: Task, store: Store, starts: Store, shared: Store, digest: str
 ) -> tuple[ImageManifest, CachedBlocks | None, KeeperLink | None]:
     """Get the manifest, and the node's cached blocks from the agent.
 
     Args:
         task: the worker's task.
         store: that has the image.
+        starts: the same, as a start reads it.
         shared: the same, through other nodes of the job.
         digest: of the image.
 
     Raises:
         BootseerError: the manifest cannot be read from the store.
     """
-    token = await catalog.read_token(store, digest)
+    token = await catalog.read_token(starts, digest)
     wanted = BorrowBlocks(digest, token.hex() if token else "")
     with suppress(Closed):  # the agent has died: the job continues
         await task.channel.send(wanted)

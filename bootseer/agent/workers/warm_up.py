@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import trio
 
@@ -24,6 +24,7 @@ from bootseer.agent.messages.worker import (
 )
 from bootseer.agent.workers.base import Task
 from bootseer.agent.workers.images.prefetch_image import ImagePrefetch
+from bootseer.agent.workers.job_peers import JobPeers
 from bootseer.agent.workers.plan_reader import PlanReader
 from bootseer.agent.workers.prefetch_checkpoint import read_checkpoint_ahead
 from bootseer.agent.workers.provide_environment import provide
@@ -43,11 +44,12 @@ FIRST_ANSWER_S = 5.0
 class WarmUp:
     """The warm-up of one job's image, checkpoint and environments."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, peers: JobPeers) -> None:
         self._task = task
+        self._peers = peers
         self._budget = RateLimit(task.config.prefetch.mib_per_s * MIB)
         self._plan = PlanReader(task)
-        self._image = ImagePrefetch(task, self._plan, self._budget)
+        self._image = ImagePrefetch(task, self._plan, self._budget, peers)
         self._checkpoint = Awaited[CheckpointReadable]()
         self._environment = Awaited[EnvironmentMounted]()
         self._opened: Store | None = None
@@ -57,6 +59,10 @@ class WarmUp:
         if self._opened is None:
             self._opened = self._task.watched_store(FIRST_ANSWER_S)
         return self._opened
+
+    def _start_reads(self) -> Store:
+        """Return the same for what all nodes read."""
+        return self._peers.start_reads(self._store())
 
     async def listen(self, scope: trio.CancelScope) -> None:
         """Handle the agent's messages; end the worker when the agent ends."""
@@ -87,9 +93,9 @@ class WarmUp:
         """
         details = []
 
-        async def tell(part: Callable[[Store], Awaitable[str]]) -> None:
+        async def tell(part: Callable[[], Awaitable[str]]) -> None:
             try:
-                details.append(await part(self._store()))
+                details.append(await part())
             except Closed:
                 return  # `listen` sees the same and ends this worker
             except BootseerError as error:
@@ -113,9 +119,9 @@ class WarmUp:
         with suppress(Closed):
             await self._task.channel.send(Ready("; ".join(details)))
 
-    async def _images(self, store: Store) -> str:
+    async def _images(self) -> str:
         """Prefetch the job's image, then have those of the last run's steps prefetched."""
-        job = self._task.job
+        job, store = self._task.job, self._start_reads()
         try:
             return await self._image.run(store)
         finally:
@@ -128,28 +134,28 @@ class WarmUp:
     async def _environments(self) -> None:
         """Mount the environments of the last run where only root sees them, for `env run`."""
         with suppress(BootseerError):  # reported by the plan's reader, or the agent has ended
-            plan = await self._plan.read(self._store())
+            plan = await self._plan.read(self._start_reads())
             for image in plan.images if plan is not None else ():
                 if image.path.startswith(ENVIRONMENT):
                     await self._task.channel.send(MountImage(image.path))
 
-    async def _named_environment(self, store: Store) -> str:
+    async def _named_environment(self) -> str:
         async def mount(snapshot: Snapshot) -> str:
             wanted = MountEnvironment(snapshot.key, list(snapshot.targets))
             await self._task.channel.send(wanted)
             return (await self._environment.wait()).why
 
         try:
-            return await provide(self._task, store, mount)
+            return await provide(self._task, self._store(), self._peers, mount)
         finally:
             with trio.CancelScope(shield=True), suppress(Closed):
                 await self._task.channel.send(EnvironmentSettled())
 
-    async def _warm_checkpoint(self, store: Store) -> str:
+    async def _warm_checkpoint(self) -> str:
         async def is_served() -> bool:
             return (await self._checkpoint.wait()).ok
 
-        return await read_checkpoint_ahead(self._task, store, is_served, self._budget)
+        return await read_checkpoint_ahead(self._task, self._store(), is_served, self._budget)
 
 
 def images_of_steps(plan: WarmPlan | None, image: str) -> list[str]:
@@ -168,7 +174,9 @@ def images_of_steps(plan: WarmPlan | None, image: str) -> list[str]:
 
 async def run(task: Task) -> None:
     """Carry out the job's warm plan until the agent ends the worker."""
-    warm = WarmUp(task)
     async with trio.open_nursery() as nursery:
+        peers = JobPeers(task, nursery)
+        warm = WarmUp(task, peers)
         nursery.start_soon(warm.listen, nursery.cancel_scope)
-        nursery.start_soon(warm.carry_out)
+        with closing(peers):
+            await warm.carry_out()

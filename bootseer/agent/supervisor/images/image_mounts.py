@@ -49,12 +49,13 @@ class ServedImages:
         self._keep(image)
         self._context.start("image.serve", nursery, self._follow, image, self._job)
 
-    async def serve(self, uri: str, nursery: trio.Nursery) -> str:
+    async def serve(self, uri: str, nursery: trio.Nursery, *, is_later: bool = True) -> str:
         """Mount an image unless mounted; returns its path once it can be read.
 
         Args:
             uri: URI of the image, as a container runtime or a user names it.
             nursery: for the mount's tasks, which last until the end of the job.
+            is_later: the job itself requests it, after its start.
 
         Raises:
             ConfigError: ``uri`` is not a URI.
@@ -63,17 +64,17 @@ class ServedImages:
 
         Cancellation: mounting continues, for the next request.
         """
-        image = await self.mount(uri, nursery)
+        image = await self.mount(uri, nursery, is_later=is_later)
         await image.served.wait()
         if not image.is_served:
             raise UnknownImage(image.why) if image.is_new else Unavailable(image.why)
         return image.file
 
-    async def mount(self, uri: str, nursery: trio.Nursery) -> ServedImage:
+    async def mount(self, uri: str, nursery: trio.Nursery, *, is_later: bool = True) -> ServedImage:
         """Mount an image unless mounted, without waiting until it can be read.
 
         Args:
-            uri, nursery: as for `serve`.
+            uri, nursery, is_later: as for `serve`.
 
         Raises:
             BootseerError: the image cannot be mounted.
@@ -81,7 +82,7 @@ class ServedImages:
         name = reference(uri)
         with self._context.images_first.hold():
             async with self._mounting:
-                return self._by_name.get(name) or await self._mount(name, nursery)
+                return self._by_name.get(name) or await self._mount(name, nursery, is_later)
 
     def number(self, uri: str) -> int:
         """Return the mount number of a served image.
@@ -100,7 +101,7 @@ class ServedImages:
         if image is not None:
             image.is_used = True
 
-    async def _mount(self, name: str, nursery: trio.Nursery) -> ServedImage:
+    async def _mount(self, name: str, nursery: trio.Nursery, is_later: bool) -> ServedImage:
         if self._ending:
             raise Unavailable("the job is ending")
         if "://" not in name:
@@ -114,7 +115,11 @@ class ServedImages:
         used = {image.number for image in self._mounts}
         number = next(number for number in self._numbers if number not in used)
         job = self._job._replace(
-            image=name, checkpoint="", environment="", started_ns=time.time_ns()
+            image=name,
+            checkpoint="",
+            environment="",
+            started_ns=time.time_ns(),
+            is_later=is_later,
         )
         worker = await start(self._broker, StartImageServer(number, name.startswith(ENVIRONMENT)))
         mount = self._folder.image_mount(number)

@@ -82,7 +82,12 @@ class StepImages:
         if path not in self._by_path and len(self._by_path) >= MAX_FILES:
             return
         job = self._context.job._replace(
-            image=path, checkpoint="", environment="", wait_s=0.0, started_ns=time.time_ns()
+            image=path,
+            checkpoint="",
+            environment="",
+            wait_s=0.0,
+            started_ns=time.time_ns(),
+            is_later=is_used,
         )
         window = RecordingWindow(job, self._context, is_used=is_used)
         self._by_path[path] = window

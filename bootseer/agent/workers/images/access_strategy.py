@@ -23,6 +23,7 @@ from bootseer.image.serve.node_cache import NodeCache
 from bootseer.image.serve.strategy import AccessFacts, AccessMode, choose
 from bootseer.posix import read_fully
 from bootseer.startup.plans import read_plan
+from bootseer.store.api.base import Store
 from bootseer.units import GIB
 
 _GATHER_S = 1.0
@@ -33,9 +34,27 @@ class AccessSelector:
     """Gathers the facts about one image and chooses its access mode."""
 
     def __init__(
-        self, task: Task, source: ImageSource, blocks: ImageBlocks, cache: NodeCache
+        self,
+        task: Task,
+        source: ImageSource,
+        blocks: ImageBlocks,
+        cache: NodeCache,
+        own: Store,
+        images: Store,
     ) -> None:
+        """Gather nothing yet.
+
+        Args:
+            task: of the worker.
+            source: the image in its store.
+            blocks: of the image.
+            cache: the node's.
+            own: the user's store, as a start reads it.
+            images: the image's store, likewise.
+        """
         self._task = task
+        self._own = own
+        self._images = images
         self._source = source
         self._blocks = blocks
         self._cached = cache.cached
@@ -111,11 +130,11 @@ class AccessSelector:
     async def _read_plan(self) -> None:
         job = self._task.job
         with suppress(BootseerError):  # less is known
-            self._plan = await read_plan(self._task.store(), job.user, job.key)
+            self._plan = await read_plan(self._own, job.user, job.key)
 
     async def _read_hot_set(self) -> None:
         with suppress(BootseerError):  # the prefetch worker reports it
-            hot_set = await read_hot_set(self._task.store(), self._blocks.manifest.identity)
+            hot_set = await read_hot_set(self._own, self._blocks.manifest.identity)
             self._hot_bytes = hot_set.hot_bytes if hot_set is not None else 0
 
     async def _read_first(self) -> None:
@@ -136,7 +155,7 @@ class AccessSelector:
         """
         manifest = self._blocks.manifest
         try:
-            about = await catalog.read_about(self._source.store, self._source.digest)
+            about = await catalog.read_about(self._images, self._source.digest)
         except BootseerError:
             return
         if about is None or not about.source.startswith("/"):

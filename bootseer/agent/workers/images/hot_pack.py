@@ -52,6 +52,7 @@ class JobPack:
         blocks: the image's blocks.
         image: the image's digest.
         parts: the store, through other nodes of the job.
+        starts: the store, as a start reads it.
         nursery: for reports in the background.
     """
 
@@ -60,6 +61,7 @@ class JobPack:
     blocks: ImageBlocks
     image: str
     parts: Store
+    starts: Store
     nursery: trio.Nursery
     _source: PackSource | None = None
     _began_ns: int = 0
@@ -74,7 +76,7 @@ class JobPack:
             with trio.fail_after(_INDEX_S):
                 node = self.task.job.node_index if self.parts is not self.store else None
                 self._source = await pack_store.open_pack(
-                    self.store, manifest, self.image, self.parts, node
+                    self.starts, manifest, self.image, self.parts, node
                 )
         except trio.TooSlowError:
             late = f"{self.store.url} has not given its index within {_INDEX_S:g} s"

@@ -8,15 +8,17 @@ from bootseer.agent.workers.base import Task
 from bootseer.core.reference import SCHEME
 from bootseer.errors import BootseerError, Closed, Denied
 from bootseer.startup.plans import read_plan
+from bootseer.store.api.base import Store
 
 
-async def check_pin(task: Task, digest: str) -> None:
+async def check_pin(task: Task, plans: Store, digest: str) -> None:
     """Compare the image that the job's name leads to with that of its warm plan.
 
     The plan is in the user's own store, which image publishers cannot write to.
 
     Args:
         task: the task that serves the image.
+        plans: the user's own store.
         digest: digest of the image that its name leads to.
 
     Raises:
@@ -25,7 +27,7 @@ async def check_pin(task: Task, digest: str) -> None:
     """
     job, is_pinned = task.job, task.config.image.pin and not task.job.record_only
     try:
-        plan = await read_plan(task.store(), job.user, job.key)
+        plan = await read_plan(plans, job.user, job.key)
     except BootseerError:
         if is_pinned:
             raise

@@ -21,6 +21,7 @@ from bootseer.agent.messages.worker import (
     ServedImageOpened,
 )
 from bootseer.agent.workers.base import Task, owner_of
+from bootseer.agent.workers.job_peers import JobPeers
 from bootseer.agent.workers.plan_reader import PlanReader
 from bootseer.core.ranges import ByteRange, coalesce, subtract, total_bytes
 from bootseer.core.reference import ENVIRONMENT
@@ -54,19 +55,21 @@ class ImagePrefetch:
         copied: set once the copy of the whole image has ended.
     """
 
-    def __init__(self, task: Task, plan: PlanReader, budget: RateLimit) -> None:
+    def __init__(self, task: Task, plan: PlanReader, budget: RateLimit, peers: JobPeers) -> None:
         """Create a warm-up; nothing is read yet.
 
         Args:
             task: the worker's task.
             plan: the job's plan.
             budget: limits the reading speed.
+            peers: the job's nodes.
         """
         self.readable = Awaited[ImageReadable | ImageUnreadable]()
         self.copied = trio.Event()
         self._task = task
         self._plan = plan
         self._budget = budget
+        self._peers = peers
         self._prefetch: Prefetch | None = None
         self._yields = False
         self._has_stopped = False
@@ -169,9 +172,9 @@ class ImagePrefetch:
     async def _hot_content(self, store: Store, hot: Sequence[ByteRange]) -> list[HotFile]:
         """Find the hot files of the environment that this worker prefetches."""
         task = self._task
-        stores = [store, *shared_stores(task.config, owner_of(task.job))]
+        shared = map(self._peers.start_reads, shared_stores(task.config, owner_of(task.job)))
         key = task.job.image.removeprefix(ENVIRONMENT)
-        rows = await read_rows(*await find_snapshot(stores, key))
+        rows = await read_rows(*await find_snapshot([store, *shared], key))
         return await trio.to_thread.run_sync(hot_content, rows, hot)
 
     async def _read_files(

@@ -20,8 +20,10 @@ from bootseer.agent.messages.worker import (
 from bootseer.agent.node.job import Job
 from bootseer.agent.workers import serve_image
 from bootseer.agent.workers.base import Task
+from bootseer.agent.workers.job_peers import JobPeers
 from bootseer.image.serve.view import ImageView
 from bootseer.store.memory import MemoryStore
+from bootseer.store.wrappers.base import WrappedStore
 
 JOB = Job(7, "c", "n1", 1, 1, "u", "/", "k", False, "bootseer://x", 1.0, 1)
 
@@ -36,10 +38,9 @@ async def answer_until(agent, dies_at):
             await agent.send(BlocksRefused(wants_manifest=False))
 
 
-@pytest.mark.parametrize("dies_at", [BorrowBlocks, StageEnded, ImageServed])
-async def test_a_job_has_its_image_though_the_agent_dies_meanwhile(monkeypatch, dies_at):
-    store, served, unmounted = MemoryStore(), [], trio.Event()
-    await store_image(store, random.Random(1).randbytes(100_000), "x")
+async def serve_until(monkeypatch, store, dies_at):
+    """Serve an image in a store until the agent dies; returns what is served then."""
+    served, unmounted = [], trio.Event()
 
     async def serve_fd(view, connection, cached=None, *, task_status):
         served.append(view)
@@ -63,4 +64,39 @@ async def test_a_job_has_its_image_though_the_agent_dies_meanwhile(monkeypatch, 
         await trio.testing.wait_all_tasks_blocked(0.1)
         unmounted.set()
     worker.close()
-    assert [type(view) for view in served] == [ImageView]
+    return [type(view) for view in served]
+
+
+@pytest.mark.parametrize("dies_at", [BorrowBlocks, StageEnded, ImageServed])
+async def test_a_job_has_its_image_though_the_agent_dies_meanwhile(monkeypatch, dies_at):
+    store = MemoryStore()
+    await store_image(store, random.Random(1).randbytes(100_000), "x")
+    assert await serve_until(monkeypatch, store, dies_at) == [ImageView]
+
+
+class Opened(WrappedStore):
+    """Notes what is opened."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.names = set()
+
+    async def around(self, operation, name, call):
+        if operation == "open":
+            self.names.add(name)
+        return await call()
+
+
+async def test_what_may_be_replaced_is_read_as_a_start_reads_it(monkeypatch):
+    store = Opened(MemoryStore())
+    starts = Opened(store)
+    digest = await store_image(store, random.Random(1).randbytes(100_000), "x")
+    monkeypatch.setattr(JobPeers, "start_reads", lambda self, store: starts)
+    assert await serve_until(monkeypatch, store, ImageServed) == [ImageView]
+    image = f"images/{digest}"
+    assert store.names - starts.names == {f"{image}/manifest", f"{image}/part-0000"}
+    kinds = {name.partition("/")[0] for name in starts.names}
+    assert {"image-names", "hot", "packs", "plans", "images"} == kinds
+    assert {f"{image}/token", f"{image}/about.json"} == {
+        name for name in starts.names if name.startswith("images/")
+    }

@@ -1,6 +1,7 @@
-"""A run's events in the store: one file for each node and start of the job there.
+"""A run's events in the store: a file for each node and start of the job there, or for several.
 
-runs/RUN/NODE-STARTED.json.gz
+runs/RUN/NODE-STARTED.json.gz   of one node
+runs/RUN/NODE-STARTED.jsonl.gz  of a group of nodes, written by one of them: a pack
 """
 
 from __future__ import annotations
@@ -22,8 +23,14 @@ from bootseer.store.api.base import ObjectInfo, Store, publish, read_all
 
 FORMAT = "bootseer events"
 VERSION = 1
+PACK_VERSION = 2
+"""Of what begins a pack: what knows files of one node only refuses it."""
 MAX_BYTES = 8 * 1024 * 1024
-"""Of a file, uncompressed: an agent keeps less of a job. Decoded, JSON takes 20 times as much."""
+"""Of a node, uncompressed: an agent keeps less of a job. Decoded, JSON takes 20 times as much."""
+MAX_GIVEN_BYTES = MAX_BYTES
+"""Of all other nodes of a pack, compressed."""
+MAX_PACKED = 1024
+"""Nodes of a pack."""
 MAX_EVENTS = 10_000
 RUNS_KEPT = 500
 """Of a user, whatever the keys: some MB."""
@@ -37,6 +44,11 @@ TEMPORARY_S = 86400.0
 """No writer of ours is at work for longer."""
 
 _RUNS = "runs"
+_PACK = ".jsonl.gz"
+_HEADER = gzip.compress(
+    json.dumps({"format": FORMAT, "version": PACK_VERSION}).encode() + b"\n", mtime=0
+)
+_MAX_PACK_BYTES = MAX_GIVEN_BYTES + MAX_BYTES + len(_HEADER)
 _AT_ONCE = 16
 """Files that are read at once."""
 
@@ -88,11 +100,11 @@ class NodeRun:
         """Return the file's content. Characters that UTF-8 does not have become question marks."""
         document = {"format": FORMAT, "version": VERSION, **asdict(self)}
         text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-        return gzip.compress(text.encode(errors="replace"), mtime=0)
+        return gzip.compress(text.encode(errors="replace") + b"\n", mtime=0)
 
 
 def decode(data: bytes | bytearray, name: str) -> NodeRun:
-    """Decode a file of events.
+    """Decode a node's file of events.
 
     Args:
         data: the file's content.
@@ -102,6 +114,25 @@ def decode(data: bytes | bytearray, name: str) -> NodeRun:
         UnknownVersion: it has another version.
         Corrupt: it is damaged, or too long.
     """
+    text, _ = _decompress(data, name)
+    return NodeRun.from_fields(open_document(text, name, FORMAT, VERSION), name)
+
+
+def decode_pack(data: bytes, name: str) -> list[NodeRun]:
+    """Decode a pack, in the order of its nodes; arguments and errors as for `decode`."""
+    text, rest = _decompress(data, name)
+    open_document(text, name, FORMAT, PACK_VERSION)
+    found: list[NodeRun] = []
+    while rest:
+        if len(found) == MAX_PACKED:
+            raise Corrupt(f"{name}: events of more than {MAX_PACKED} nodes")
+        text, rest = _decompress(rest, name)
+        found.append(NodeRun.from_fields(open_document(text, name, FORMAT, VERSION), name))
+    return found
+
+
+def _decompress(data: bytes | bytearray, name: str) -> tuple[bytes, bytes]:
+    """Return the text of the first gzip member, and what is behind it; errors as for `decode`."""
     decompressor = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         text = decompressor.decompress(data, MAX_BYTES)
@@ -109,15 +140,30 @@ def decode(data: bytes | bytearray, name: str) -> NodeRun:
         raise Corrupt(f"{name}: not a BootSeer events file: {error}") from error
     if not decompressor.eof:
         raise Corrupt(f"{name}: cut short, or more than {MAX_BYTES} bytes of events")
-    about = open_document(text, name, FORMAT, VERSION)
-    return NodeRun.from_fields(about, name)
+    return text, decompressor.unused_data
 
 
 async def publish_events(store: Store, node_run: NodeRun) -> str:
     """Write a node's events; returns the object's name."""
-    name = f"{_RUNS}/{node_run.run}/{node_run.node}-{node_run.started_ns:020d}.json.gz"
+    name = f"{_name(node_run)}.json.gz"
     await publish(store, name, node_run.encode())
     return name
+
+
+async def publish_pack(store: Store, node_run: NodeRun, given: bytes) -> None:
+    """Write the events of several nodes.
+
+    Args:
+        store: the user's.
+        node_run: of the node that writes.
+        given: of other nodes, each as `NodeRun.encode` has it, one behind the other: no more than
+            `MAX_GIVEN_BYTES`, of fewer than `MAX_PACKED` nodes.
+    """
+    await publish(store, _name(node_run) + _PACK, _HEADER + node_run.encode() + given)
+
+
+def _name(node_run: NodeRun) -> str:
+    return f"{_RUNS}/{node_run.run}/{node_run.node}-{node_run.started_ns:020d}"
 
 
 async def drop_old_runs(store: Store) -> None:
@@ -167,6 +213,8 @@ def _written(info: ObjectInfo) -> tuple[int, int]:
 async def read_run(store: Store, run: str) -> list[NodeRun]:
     """Read the events of all nodes of a run, for each the latest start, sorted by node.
 
+    Of a start that was written twice, by the node and in a pack, what has more events counts.
+
     Raises:
         NotFound: nothing is known of this run.
         Corrupt: a file is damaged.
@@ -174,15 +222,24 @@ async def read_run(store: Store, run: str) -> list[NodeRun]:
     latest: dict[str, NodeRun] = {}
 
     async def read(info: ObjectInfo) -> None:
-        node_run = decode(await read_all(store, info.name, MAX_BYTES, info), info.name)
-        known = latest.get(node_run.node)
-        if known is None or node_run.started_ns > known.started_ns:
-            latest[node_run.node] = node_run
+        if info.name.endswith(_PACK):
+            pack = await read_all(store, info.name, _MAX_PACK_BYTES, info)
+            found = decode_pack(pack, info.name)
+        else:
+            found = [decode(await read_all(store, info.name, MAX_BYTES, info), info.name)]
+        for node_run in found:
+            known = latest.get(node_run.node)
+            if known is None or _newness(node_run) > _newness(known):
+                latest[node_run.node] = node_run
 
     await for_each(await store.list(f"{_RUNS}/{run}"), read, _AT_ONCE)
     if not latest:
         raise NotFound(f"no events of run {run} in {store.url}")
     return [latest[node] for node in sorted(latest)]
+
+
+def _newness(node_run: NodeRun) -> tuple[int, int]:
+    return node_run.started_ns, len(node_run.events)
 
 
 async def runs_of_job(store: Store, job: int) -> list[str]:

@@ -19,7 +19,7 @@ from bootseer.env.server.run_request import read_request
 from bootseer.env.snapshot import manifest, repository
 from bootseer.errors import ConfigError, Corrupt, NotFound
 from bootseer.startup import run_events
-from bootseer.store.api.base import publish
+from bootseer.store.api.base import publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.units import MIB
 
@@ -212,6 +212,18 @@ def run_packed(data):
     run_events.decode(data, "events")
 
 
+def _event_pack():
+    store = MemoryStore()
+    one = run_events.decode(gzip.compress(_node_run()), "events")
+    trio.run(run_events.publish_pack, store, one, one.encode())
+    (info,) = trio.run(store.list, f"runs/{one.run}")
+    return trio.run(read_all, store, info.name, 1 << 20)
+
+
+def run_event_pack(data):
+    assert len(run_events.decode_pack(data, "pack")) <= run_events.MAX_PACKED
+
+
 DOCUMENTS = [
     documents("plan", lambda: [_plan().encode()], run_plan),
     documents("reads", lambda: [_reads().encode()], run_reads),
@@ -229,4 +241,5 @@ DOCUMENTS = [
     documents("events", lambda: [_node_run(), _node_run().replace(b'"it"', b'"\\ud800"')],
               run_node_run),
     Decoder("packed_events", lambda: [gzip.compress(_node_run())], run_packed),
+    Decoder("event_pack", lambda: [_event_pack()], run_event_pack),
 ]  # fmt: skip

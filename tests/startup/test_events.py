@@ -16,10 +16,11 @@ from bootseer.startup.run_events import (
     NodeRun,
     drop_old_runs,
     publish_events,
+    publish_pack,
     read_run,
     runs_of_job,
 )
-from bootseer.store.api.base import FolderListing, publish
+from bootseer.store.api.base import FolderListing, publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrappers.base import WrappedStore
 from bootseer.testing.fault_store import FlakyStore
@@ -59,6 +60,77 @@ async def test_of_a_requeued_job_the_latest_start_counts():
     later = node_run("n1", started_s=200, kind="warm")
     await publish_events(store, later)
     assert await read_run(store, "c.7") == [later]
+
+
+async def test_a_pack_and_files_of_single_nodes_are_read_alike():
+    store = MemoryStore()
+    runs = [node_run(f"n{number}", number) for number in range(1, 6)]
+    await publish_pack(store, runs[1], runs[2].encode() + runs[0].encode())
+    await publish_events(store, runs[4])
+    await publish_pack(store, runs[3], b"")
+    assert await read_run(store, "c.7") == runs
+    assert len(await store.list("runs/c.7")) == 3
+
+
+@pytest.mark.parametrize("is_packed_last", [False, True])
+async def test_of_a_start_that_is_there_twice_what_has_more_events_counts(is_packed_last):
+    """A node merges hot sets after its events are stored, or did not hear that they were."""
+    store, other = MemoryStore(), node_run("n2", 3)
+    early, whole = node_run("n1"), node_run("n1", 2)
+    packed, single = (whole, early) if is_packed_last else (early, whole)
+    await publish_pack(store, other, packed.encode())
+    await publish_events(store, single)
+    assert await read_run(store, "c.7") == [whole, other]
+
+
+async def test_of_a_requeued_job_a_pack_of_the_first_start_is_old():
+    store = MemoryStore()
+    nodes = [node_run(name, 3, started_s=100) for name in ("n1", "n2")]
+    await publish_pack(store, nodes[0], nodes[1].encode())
+    later = [node_run(name, started_s=200) for name in ("n1", "n2")]
+    await publish_events(store, later[1])
+    assert await read_run(store, "c.7") == [nodes[0], later[1]]
+    await publish_pack(store, later[0], later[1].encode())
+    assert await read_run(store, "c.7") == later
+
+
+async def test_a_pack_is_a_file_of_lines_that_other_tools_read():
+    store = MemoryStore()
+    await publish_pack(store, node_run("n1", 2), node_run("n2", 3).encode())
+    (info,) = await store.list("runs/c.7")
+    assert info.name == f"runs/c.7/n1-{100 * S:020d}.jsonl.gz"
+    lines = gzip.decompress(await read_all(store, info.name, 1 << 20)).splitlines()
+    assert json.loads(lines[0]) == {"format": "bootseer events", "version": 2}
+    assert [json.loads(line)["node"] for line in lines[1:]] == ["n1", "n2"]
+    with pytest.raises(UnknownVersion):  # as a version that knows no packs would read it
+        run_events.decode(await read_all(store, info.name, 1 << 20), "events")
+
+
+HEADER = {"format": run_events.FORMAT, "version": run_events.PACK_VERSION}
+
+
+@pytest.mark.parametrize(
+    ("members", "error"),
+    [
+        ([], Corrupt),
+        ([b"no gzip"], Corrupt),
+        ([{"format": "x"}], Corrupt),
+        ([{**HEADER, "version": 3}], UnknownVersion),
+        ([HEADER, b"no gzip"], Corrupt),
+        ([HEADER, node_run("n1").encode()[:-1]], Corrupt),
+        ([HEADER, node_run("n1").encode(), bytes(1)], Corrupt),
+        ([HEADER, HEADER], UnknownVersion),
+        ([HEADER, {"format": run_events.FORMAT, "version": 1}], Corrupt),
+        ([HEADER, gzip.compress(bytes(9 << 20))], Corrupt),
+        ([HEADER, *[node_run("n1").encode()] * (run_events.MAX_PACKED + 1)], Corrupt),
+    ],
+)
+async def test_a_damaged_pack_is_refused(members, error):
+    data = b"".join(packed(each) if isinstance(each, dict) else each for each in members)
+    store = MemoryStore()
+    await publish(store, "runs/c.7/n1-1.jsonl.gz", data)
+    with pytest.raises(error, match="n1-1"):
+        await read_run(store, "c.7")
 
 
 async def test_an_unknown_run_and_a_damaged_file_are_told_apart():

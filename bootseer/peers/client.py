@@ -217,6 +217,11 @@ class PeerClient:
         self.note(f"{self.hosts[nodes[0]]}: has not given {request.name!r} soon")
         return None
 
+    async def ask(self, node: int, request: PeerRequest, most_bytes: int = 0) -> bytes | None:
+        """Ask one node; returns its answer of so many bytes at most, None if it gives none."""
+        found = await self._ask_first([node], request, most_bytes)
+        return None if found is None else found[1]
+
     def give_up(self, node: int, why: str) -> None:
         """Ask a node nothing any more: what it gives is wrong."""
         self._lose(node, why, inf)

@@ -38,6 +38,12 @@ class PeerGrid:
         """The number of nodes of a row that are homes; a row may have one node more."""
         return self.nodes // self.rows
 
+    @property
+    def row_nodes(self) -> range:
+        """The nodes of this node's row."""
+        row = self._row()
+        return range(self._row_start(row), self._row_start(row + 1))
+
     def homes(self, name: str, piece: int) -> list[int]:
         """List the nodes of this node's row to ask for a piece of an object, the home first."""
         number = _start(name) + piece

@@ -17,6 +17,7 @@ import trio
 from bootseer.errors import BootseerError, Corrupt
 from bootseer.peers import whole_object, wire
 from bootseer.peers.client import PeerClient
+from bootseer.peers.gathering import OF_EVENTS, EventGathering
 from bootseer.peers.piece_cache import Piece, PieceCache
 from bootseer.peers.start_objects import StartObjects
 from bootseer.peers.wire import PIECE_BYTES, Kind, PeerRequest, Status
@@ -72,6 +73,7 @@ class PeerServer:
         client: to ask the nodes that read the store for this one. Nobody else uses it: who waits
             for this server must not keep it from asking.
         limit: of the bytes that are sent.
+        gathering: takes the events of other nodes; None if they are given to another node.
         served: what was done so far.
     """
 
@@ -80,6 +82,7 @@ class PeerServer:
     cache: PieceCache
     client: PeerClient
     limit: RateLimit = field(default_factory=lambda: RateLimit(0))
+    gathering: EventGathering | None = None
     served: ServedBytes = field(default_factory=ServedBytes)
     _objects: StartObjects = field(default_factory=StartObjects)
     _strangers: Counter[str] = field(default_factory=Counter)
@@ -144,8 +147,13 @@ class PeerServer:
                 header = await _receive(stream, wire.REQUEST_BYTES)
                 request, name_bytes = wire.decode_request(header)
                 name = (await _receive(stream, name_bytes)).decode(errors="replace")
+                if request.kind is Kind.EVENTS:
+                    content = await _receive(stream, request.size_bytes)
+                    request = request._replace(content=content)
             request = request._replace(name=name)
-            if request.store >= len(self.stores):
+            if request.kind in OF_EVENTS:
+                await self._gather(stream, request)
+            elif request.store >= len(self.stores):
                 await stream.send_all(wire.encode_answer(Status.FAILED))
             elif request.kind is Kind.DESCRIBE:
                 await self._describe(stream, request)
@@ -156,6 +164,20 @@ class PeerServer:
                 await self._give_object(stream, request)
             else:
                 await self._give(stream, request)
+
+    async def _gather(self, stream: trio.SocketStream, request: PeerRequest) -> None:
+        gathering = self.gathering
+        if gathering is None:
+            await stream.send_all(wire.encode_answer(Status.FAILED))
+            return
+        try:
+            answer = await _patiently(stream, partial(gathering.answer, request))
+            if answer is None:
+                await stream.send_all(wire.encode_answer(Status.FAILED))
+            else:
+                await stream.send_all(wire.encode_answer(Status.DATA, len(answer)) + answer)
+        finally:
+            gathering.end_answer(request)
 
     async def _describe(self, stream: trio.SocketStream, request: PeerRequest) -> None:
         async def describe() -> bytes:

@@ -3,7 +3,7 @@
     server:  MAGIC, nonce
     client:  nonce, proof of the secret
     server:  proof of the secret
-    client:  request, name; again and again
+    client:  request, name, with EVENTS the events; again and again
     server:  for each request: any number of WAIT, then DATA and its bytes, or FAILED
 
 A stranger learns nothing but random numbers: either side proves that it knows the secret before it
@@ -48,13 +48,19 @@ class Kind(IntEnum):
     gets it reads the store, and asks nobody else. OBJECT is for all of a small object, or that
     there is none, see `bootseer.peers.whole_object`. SHARED asks whether another node has asked the
     same of this name; its offset is the index of the node that asks.
+
+    EVENTS gives what is to be stored in a pack, and waits until it is. A node's own publisher asks
+    for all that was given with TAKE_EVENTS, and says that it is in the store with EVENTS_STORED.
     """
 
     DESCRIBE = 1
     READ = 2
     READ_STORE = 3
     OBJECT = 4
-    SHARED = 6
+    SHARED = 5
+    EVENTS = 6
+    TAKE_EVENTS = 7
+    EVENTS_STORED = 8
 
 
 _KINDS = frozenset(Kind)
@@ -74,9 +80,10 @@ class PeerRequest(NamedTuple):
     Attributes:
         kind: what it asks for.
         store: number of the store among the job's.
-        name: of the object.
-        offset, size_bytes: the range, within one piece; 0 and 0 for DESCRIBE and OBJECT. See `Kind`
-            for SHARED.
+        name: of the object; of EVENTS, of the node.
+        offset, size_bytes: the range, within one piece; 0 and 0 where it is no part of an object.
+            Of EVENTS, the size is that of `content`; see `Kind` for SHARED.
+        content: follows EVENTS.
     """
 
     kind: Kind
@@ -84,6 +91,7 @@ class PeerRequest(NamedTuple):
     name: str
     offset: int = 0
     size_bytes: int = 0
+    content: bytes = b""
 
     @property
     def piece(self) -> int:
@@ -92,11 +100,12 @@ class PeerRequest(NamedTuple):
 
     def encode(self) -> bytes:
         name = self.name.encode()
-        return _REQUEST.pack(self.kind, self.store, len(name), self.size_bytes, self.offset) + name
+        header = _REQUEST.pack(self.kind, self.store, len(name), self.size_bytes, self.offset)
+        return header + name + self.content
 
 
 def decode_request(header: bytes) -> tuple[PeerRequest, int]:
-    """Return a request without its name, and the length of the name in bytes.
+    """Return a request without its name and content, and the length of the name in bytes.
 
     Raises:
         Corrupt: it is no request.

@@ -162,7 +162,7 @@ TO_WORKER = (
     *(worker.LeaseImport("docker://x"), worker.CancelImport(), worker.WatchImport("docker://x")),
     worker.PublishRecording("cold", [RECORDED], FILES, [AHEAD]),
     worker.PublishEvents({"run": "c.7"}, [{}, {"events": []}]),
-    worker.EndPeers(),
+    worker.ReportPeers(),
 )
 REQUESTED = (
     *(control.GetStatus(), control.TellEvent("mark.x", 1, 2), control.WaitReady(1.5)),
@@ -262,6 +262,8 @@ PEER_REQUESTS = (
     wire.PeerRequest(wire.Kind.DESCRIBE, 0, "images/x"),
     wire.PeerRequest(wire.Kind.READ, 1, "images/x", wire.PIECE_BYTES + 5, 100),
     wire.PeerRequest(wire.Kind.OBJECT, 2, "plans/x"),
+    wire.PeerRequest(wire.Kind.EVENTS, 0, "n1", 0, 6, b"events"),
+    wire.PeerRequest(wire.Kind.EVENTS_STORED, 0, "events"),
 )
 
 

@@ -215,8 +215,11 @@ class UploadImport(NamedTuple):
     path: str
 
 
-class EndPeers(NamedTuple):
-    """To `serve_peers`: the job ends; report what the other nodes were given, and exit."""
+class ReportPeers(NamedTuple):
+    """To `serve_peers`: the job ends; report what the other nodes were given.
+
+    It serves until its channel closes: publishers of other nodes may need it.
+    """
 
 
 class RecordedImage(NamedTuple):
@@ -557,7 +560,7 @@ ToWorker = (
     | CancelImport
     | WatchImport
     | UploadImport
-    | EndPeers
+    | ReportPeers
     | PublishRecording
     | PublishEvents
 )

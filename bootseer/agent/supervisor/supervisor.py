@@ -381,10 +381,12 @@ class Supervisor:
             await self._environments.end(deadline - _PUBLISH_S - trio.current_time())
             await self._served.end(min(_KILL_S, deadline - trio.current_time()))
             if self._peers is not None:
-                await self._peers.end()
+                await self._peers.report()
             left_s = max(0.0, deadline - trio.current_time())
             recorded = (self._context, self._images, self._checkpoint)
             answer = Finished(*await publish(*recorded, left_s, began_ns, self._publisher))
+            if self._peers is not None:
+                self._peers.end()
             with suppress(BootseerError):
                 await self._broker.do(FinishJob())
         self._last_answer = answer

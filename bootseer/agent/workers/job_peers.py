@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import trio
@@ -62,6 +62,21 @@ def ports(job: Job, config: Config) -> list[int]:
     return ports_of_job(range(first, min(first + config.peers.ports, 65536)), job.job_id)
 
 
+def connect_peers(job: Job, config: Config, note: Callable[[str], None]) -> PeerClient | None:
+    """Return what asks the job's nodes, connected to none yet; None if they have no servers.
+
+    Args:
+        job, config: of this worker's task.
+        note: called with the reason when a node is given up.
+    """
+    names = expand(job.nodelist) if job.has_peers(config.peers.min_nodes) else []
+    if not names or len(names) != job.nodes:
+        return None
+    hosts = [f"{name}{config.peers.host_suffix}" for name in names]
+    grid, secret = PeerGrid(job.nodes, job.node_index), bytes.fromhex(job.secret)
+    return PeerClient(hosts, grid, secret, ports(job, config), note)
+
+
 class JobPeers:
     """The nodes of a job, for one worker that reads from them.
 
@@ -79,13 +94,7 @@ class JobPeers:
         self._task = task
         self._nursery = nursery
         self._notes = 0
-        job, config = task.job, task.config
-        self.client: PeerClient | None = None
-        names = expand(job.nodelist) if job.has_peers(config.peers.min_nodes) else []
-        if names and len(names) == job.nodes:
-            hosts = [f"{name}{config.peers.host_suffix}" for name in names]
-            grid, secret = PeerGrid(job.nodes, job.node_index), bytes.fromhex(job.secret)
-            self.client = PeerClient(hosts, grid, secret, ports(job, config), self._note)
+        self.client = connect_peers(task.job, task.config, self._note)
 
     def through(self, store: Store) -> Store:
         """Read the objects of a store from the nodes first, if it is one of the job's stores.

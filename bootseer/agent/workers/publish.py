@@ -12,18 +12,21 @@ from dataclasses import replace
 import trio
 
 from bootseer.agent.messages.worker import (
-    EventsWanted,
     Published,
-    PublishEvents,
     PublishRecording,
     RecordedImage,
 )
 from bootseer.agent.workers.base import Task, by_itself
+from bootseer.agent.workers.event_group import (
+    PLAN_WRITERS,
+    decode_run,
+    publish_in_group,
+    publish_own,
+)
 from bootseer.agent.workers.image_traces import ImageTraces, merge_traces
 from bootseer.checkpoint.read.repository import publish_reads
 from bootseer.core.access_log import NodeReads, combine
 from bootseer.core.event import one_line
-from bootseer.core.fields import Fields
 from bootseer.core.ranges import ByteRange, total_bytes
 from bootseer.core.reference import ENVIRONMENT
 from bootseer.core.warm_plan import PlannedImage, PlannedName, PlannedRun, WarmPlan
@@ -32,20 +35,18 @@ from bootseer.image.hot.repository import is_among, read_hot_set
 from bootseer.image.hot.trace import COMPLETE
 from bootseer.ipc.channel import unexpected
 from bootseer.startup.plans import add_run
-from bootseer.startup.run_events import NodeRun, drop_old_runs, publish_events
+from bootseer.startup.run_events import drop_old_runs, publish_events
 from bootseer.store.api.base import Store
 
 FIRST_ANSWER_S = 2.0
 """An epilog holds its node."""
-_PLAN_WRITERS = 2
-"""Of a job's nodes, besides those that merge: a job may record no image, and a node may be dead."""
 
 
 async def run(task: Task) -> None:
     """Publish traces, the warm plan, the events and hot sets.
 
-    Every node publishes its own events. Some nodes of a job publish traces, and two of those merge
-    them and write the plan: see design/005.
+    Each node publishes its events, or has a node of its group do so. Some nodes of a job publish
+    traces, and two of those merge them and write the plan: see design/005.
 
     The result tells the agent whether the events are in the store, and which waiting runs must stay
     on the node for the user's next job.
@@ -59,12 +60,12 @@ async def run(task: Task) -> None:
     try:
         store = task.watched_store(FIRST_ANSWER_S)
         to_merge = await traces.publish(store) if traces.is_recording else []
-        if to_merge or is_among(_PLAN_WRITERS, job.nodes, job.node_index):
+        if to_merge or is_among(PLAN_WRITERS, job.nodes, job.node_index):
             hot_bytes = await _plan(task, store, recording)
         await _reads(task, store, recording)
         # Before the merge, which an epilog may have no time for.
         began_s = trio.current_time()
-        waiting = await _events(task, store)
+        waiting = await publish_in_group(task, store)
         if to_merge or traces.is_spare:
             detail = f"{store.url}; no time to merge hot sets"
             left = list(range(len(waiting)))
@@ -76,7 +77,7 @@ async def run(task: Task) -> None:
         if to_merge:
             merged = {digest: await merge_traces(task, store, digest) for digest in to_merge}
             hot_bytes = (hot_bytes or {}) | merged
-            waiting = await _events(task, store)
+            waiting = await publish_own(task, store)
     except Closed:
         raise
     except BootseerError as error:
@@ -90,21 +91,6 @@ async def run(task: Task) -> None:
             await _add_run(task, store, recording, hot_bytes)
         if not job.node_index:
             await drop_old_runs(store)
-
-
-async def _events(task: Task, store: Store) -> list[dict[str, object]]:
-    """Publish this run's events so far; returns the runs that wait on the node.
-
-    Raises:
-        BootseerError: they are not in the store.
-    """
-    # The agent has received the stages so far and sends the whole list back.
-    await task.channel.send(EventsWanted())
-    events = await task.channel.receive_only()
-    if not isinstance(events, PublishEvents):
-        raise unexpected(events)
-    await publish_events(store, _node_run(events.run))
-    return events.waiting
 
 
 async def _hot_bytes(store: Store, digest: str) -> int:
@@ -187,20 +173,10 @@ async def _publish_waiting(store: Store, waiting: list[dict[str, object]]) -> tu
     details = [store.url]
     for number, document in enumerate(waiting):
         try:
-            await publish_events(store, _node_run(document))
+            await publish_events(store, decode_run(document))
         except Corrupt as error:
             details.append(f"dropped an unpublished earlier run: {error}")
         except BootseerError as error:
             left.append(number)
             details.append(f"an earlier run is still unpublished: {error}")
     return left, one_line("; ".join(details))
-
-
-def _node_run(document: dict[str, object]) -> NodeRun:
-    """Decode a run.
-
-    Raises:
-        Corrupt: a field is missing or not acceptable.
-    """
-    name = "events from the agent"
-    return NodeRun.from_fields(Fields(document, name), name)

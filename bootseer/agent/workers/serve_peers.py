@@ -7,9 +7,10 @@ from contextlib import suppress
 
 import trio
 
-from bootseer.agent.messages.worker import EndPeers
+from bootseer.agent.messages.worker import ReportPeers
 from bootseer.agent.node.privileges import limit_changes
 from bootseer.agent.workers.base import Task
+from bootseer.agent.workers.event_group import gathering
 from bootseer.agent.workers.job_peers import JobPeers, job_stores, ports
 from bootseer.errors import BootseerError, Unavailable
 from bootseer.ipc.channel import unexpected
@@ -23,7 +24,7 @@ _BACKLOG = 1024
 
 
 async def run(task: Task) -> None:
-    """Serve until the job ends."""
+    """Serve until the agent closes the channel."""
     limit_changes()  # it only reads
     keep_large_buffers()
     job, settings = task.job, task.config.peers
@@ -36,6 +37,7 @@ async def run(task: Task) -> None:
             PieceCache(settings.memory_mib * MIB),
             client,
             RateLimit(settings.mib_per_s * MIB),
+            gathering(job, task.config),
         )
         with suppress(BootseerError):  # reported, unless the agent has ended
             async with task.stage("peers.serve") as report:
@@ -43,7 +45,7 @@ async def run(task: Task) -> None:
                 listener = await trio.to_thread.run_sync(_listen, host, ports(job, task.config))
                 nursery.start_soon(server.serve, listener)
                 message = await task.channel.receive_only()
-                if not isinstance(message, EndPeers):
+                if not isinstance(message, ReportPeers):
                     raise unexpected(message)
                 served = server.served
                 report.bytes = served.sent_bytes
@@ -53,6 +55,7 @@ async def run(task: Task) -> None:
                 )
                 if served.strangers:
                     report.detail += f"; {served.strangers} connections were no node's"
+            raise unexpected(await task.channel.receive_only())
         nursery.cancel_scope.cancel()
 
 

@@ -17,9 +17,9 @@ from threading import Lock
 import trio
 
 from bootseer.errors import Corrupt
+from bootseer.pace import Pace
 from bootseer.peers import whole_object, wire
 from bootseer.peers.grid import PeerGrid
-from bootseer.peers.pace import Pace
 from bootseer.peers.whole_object import WholeObject
 from bootseer.peers.wire import Kind, PeerRequest, Status
 from bootseer.store.api.base import ObjectInfo
@@ -59,6 +59,7 @@ _OBJECTS = ""
 _PORTS = 4
 """Ports that a job tries, in case other jobs of its nodes have them."""
 _TIMEOUT = struct.Struct("@ll")
+_OF_OBJECTS = frozenset({Kind.READ, Kind.READ_STORE, Kind.OBJECT})
 
 
 class _Lost(Exception):
@@ -71,6 +72,14 @@ class _Absent(Exception):
 
 class _Passed(Exception):
     """A peer is well, and the store does not give it what it was asked for, or not yet."""
+
+
+def pace_of_pieces() -> Pace:
+    """Return the pace at which a node of a job begins to ask for pieces.
+
+    How long its sender waited for the store does not count: more requests hide that.
+    """
+    return Pace(requests=4, most=16, quick_s=0.3, late_s=1.0)
 
 
 def ports_of_job(ports: range, job_id: int) -> list[int]:
@@ -128,9 +137,9 @@ class PeerClient:
     _objects_off_until: float = 0.0
     _peers: dict[int, _Peer] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)  # guards their connections
-    _pace: Pace = field(default_factory=Pace)
+    _pace: Pace = field(default_factory=pace_of_pieces)
     _limiter: trio.CapacityLimiter = field(
-        default_factory=lambda: trio.CapacityLimiter(Pace().requests)
+        default_factory=lambda: trio.CapacityLimiter(pace_of_pieces().requests)
     )
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=_USUAL))
 
@@ -241,7 +250,7 @@ class PeerClient:
     ) -> tuple[int, bytes] | None:
         """Ask nodes until one answers; see `_connect`."""
         for node in nodes:
-            if max(self._peer(node).lost_until, self._off_until) > time.monotonic():
+            if self._is_left_out(node):
                 continue
             try:
                 ask = partial(self._ask, node, request, most_bytes, begin_s)
@@ -260,10 +269,13 @@ class PeerClient:
                     self._lose(node, str(error))
                 continue
             self._lost = 0
-            if request.kind in (Kind.READ, Kind.READ_STORE):
+            if request.kind in _OF_OBJECTS:
                 self.received_bytes += len(data)
             return node, data
         return None
+
+    def _is_left_out(self, node: int) -> bool:
+        return max(self._peer(node).lost_until, self._off_until) > time.monotonic()
 
     def _peer(self, node: int) -> _Peer:
         return self._peers.setdefault(node, _Peer())
@@ -290,9 +302,11 @@ class PeerClient:
 
         Raises:
             _Lost: it does not answer as it should.
-            _Absent: its server may yet start.
+            _Absent: its server may yet start, or it was left out while this waited for its turn.
             _Passed: it does, and has nothing.
         """
+        if self._is_left_out(node):
+            raise _Absent
         peer = self._peer(node)
         while True:
             with self._lock:

@@ -7,8 +7,6 @@ of a file's name whether another node has asked, too, and asks again while it re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import trio
 
 from bootseer.peers.client import PeerClient
@@ -20,29 +18,11 @@ _ASK_LAST_S = 2.0
 _STAYS_SHARED_S = 20.0
 
 
-@dataclass(slots=True)
-class _File:
-    """What is known of a file.
-
-    Attributes:
-        is_shared: another node reads it.
-        ask_at: when to ask next, on trio's clock.
-        pause_s: between two questions.
-    """
-
-    is_shared: bool = False
-    ask_at: float = 0.0
-    pause_s: float = _ASK_FIRST_S
-
-
 class SharedFiles:
     """The files of one store, as this node of a job reads them.
 
-    Concurrency: any number of tasks of one trio run.
-
     Attributes:
         store: reads objects of shared files through the nodes of the job.
-        client: asks the nodes.
     """
 
     def __init__(self, store: Store, number: int, client: PeerClient) -> None:
@@ -54,20 +34,49 @@ class SharedFiles:
             client: asks the nodes.
         """
         self.store = PeerStore(store, number, client)
-        self.client = client
         self._number = number
-        self._files: dict[str, _File] = {}
+        self._client = client
 
-    async def is_shared(self, name: str) -> bool:
-        """Return whether another node reads a file, as far as is known.
+    def file(self, name: str) -> SharedFile:
+        """Return a file that this node reads.
 
         Args:
             name: of the file, the same on all nodes, and of one version of it.
         """
-        file = self._files.setdefault(name, _File())
-        if trio.current_time() >= file.ask_at:
-            file.ask_at = trio.current_time() + file.pause_s  # other tasks go by what is known
-            file.is_shared = await self.client.is_shared(self._number, name)
-            file.pause_s = _STAYS_SHARED_S if file.is_shared else min(2 * file.pause_s, _ASK_LAST_S)
-            file.ask_at = trio.current_time() + file.pause_s
-        return file.is_shared
+        return SharedFile(name, self._number, self._client)
+
+
+class SharedFile:
+    """A file that this node reads, and others may read.
+
+    Concurrency: any number of tasks of one trio run.
+    """
+
+    def __init__(self, name: str, number: int, client: PeerClient) -> None:
+        """Use `SharedFiles.file`."""
+        self._name = name
+        self._number = number
+        self._client = client
+        self._is_shared = False
+        self._ask_at = 0.0
+        self._pause_s = _ASK_FIRST_S
+        self._first = trio.Lock()
+        self._is_known = False
+
+    async def is_shared(self) -> bool:
+        """Return whether another node reads the file, as far as is known."""
+        if not self._is_known:
+            async with self._first:
+                if not self._is_known:
+                    await self._ask()
+                    self._is_known = True
+        elif trio.current_time() >= self._ask_at:
+            await self._ask()
+        return self._is_shared
+
+    async def _ask(self) -> None:
+        self._ask_at = trio.current_time() + self._pause_s  # other tasks go by what is known
+        self._is_shared = await self._client.is_shared(self._number, self._name)
+        wait_s = min(2 * self._pause_s, _ASK_LAST_S)
+        self._pause_s = _STAYS_SHARED_S if self._is_shared else wait_s
+        self._ask_at = trio.current_time() + self._pause_s

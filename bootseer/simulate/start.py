@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from bootseer.pace import Pace
+from bootseer.peers.client import pace_of_pieces
 from bootseer.peers.grid import PeerGrid
-from bootseer.peers.pace import Pace
 from bootseer.peers.wire import PIECE_BYTES
 from bootseer.simulate.network import Clock, Link, transfer
 
@@ -122,7 +123,7 @@ class _Node:
     left: int
     missing: int
     held: dict[int, list[Callable[[], None]] | None] = field(default_factory=dict)
-    pace: Pace = field(default_factory=Pace)
+    pace: Pace = field(default_factory=pace_of_pieces)
     ready_s: float = 0.0
 
 

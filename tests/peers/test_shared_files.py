@@ -59,9 +59,8 @@ class Striped:
             assert found == self.content[unit * UNIT : (unit + 1) * UNIT]
 
     async def ask(self, node):
-        """Return what a node knows now, however recently it has asked."""
-        self.shared[node]._files.clear()
-        return await self.shared[node].is_shared(ID)
+        """Return what a node is told now, however recently it has asked."""
+        return await self.shared[node].file(ID).is_shared()
 
     async def close(self):
         for source in self.sources:
@@ -116,9 +115,9 @@ async def test_what_one_node_reads_takes_no_second_link(striped):
 async def test_two_files_are_not_one(striped):
     async with nodes_of(3) as nodes:
         file = await striped(nodes)
-        assert not await file.shared[0].is_shared("one")
-        assert not await file.shared[1].is_shared("other")
-        assert await file.shared[2].is_shared("one")
+        assert not await file.shared[0].file("one").is_shared()
+        assert not await file.shared[1].file("other").is_shared()
+        assert await file.shared[2].file("one").is_shared()
 
 
 async def test_a_node_that_has_asked_twice_is_one_node(striped):
@@ -149,8 +148,10 @@ async def test_few_questions_are_asked(striped, autojump_clock, monkeypatch):
         file = await striped(nodes)
         monkeypatch.setattr(nodes.clients[0], "is_shared", is_shared)
 
+        one = file.shared[0].file(ID)
+
         async def read(_):
-            await file.shared[0].is_shared(ID)
+            await one.is_shared()
 
         with trio.move_on_after(60):
             while True:
@@ -175,9 +176,7 @@ async def test_wrong_bytes_are_read_again_from_the_store(striped):
         file = await striped(nodes)
         nursery.start_soon(as_server, nodes, SECRET, wrong_bytes)
         await trio.testing.wait_all_tasks_blocked()
-        for node in (2, 0):
-            await file.ask(node)
-        assert await file.shared[0].is_shared(ID)
+        await file.ask(2)
         await file.read(0)
         assert any("wrong bytes" in note for note in nodes.notes[0])
         assert nodes.clients[0].received_bytes > 0

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import trio
 from bootseer_dev.actors.epilog import EpilogInStore, jobs, recording
-from bootseer_dev.actors.peers import NAME, SECRET, listen, nodes_of
+from bootseer_dev.actors.peers import NAME, SECRET, as_server, listen, nodes_of
 from bootseer_dev.material.stored_image import manifest_of, store_image
 
 from bootseer.errors import Corrupt, Denied, NotFound, Unavailable, UnknownImage
@@ -268,30 +268,22 @@ async def test_servers_that_have_not_started_are_waited_for_as_long_as_the_store
         nursery.cancel_scope.cancel()
 
 
-async def _as_server(nodes, node, answer):
-    """Be a node that proves the secret, and answers otherwise; None for not at all."""
+def _answering(answer):
+    """Return what a node does that answers all alike; None for not at all."""
 
-    async def converse(stream):
-        nonce = bytes(wire.NONCE_BYTES)
-        await stream.send_all(wire.MAGIC + nonce)
-        told = b""
-        while len(told) < wire.NONCE_BYTES + wire.PROOF_BYTES:
-            told += await stream.receive_some()
-        theirs = told[: wire.NONCE_BYTES]
-        await stream.send_all(wire.Proofs(SECRET, node, nodes.port, nonce, theirs).server)
+    async def behave(stream):
         while await stream.receive_some():
             if answer is not None:
                 data = await answer()
                 await stream.send_all(wire.encode_answer(wire.Status.DATA, len(data)) + data)
 
-    listening = trio.socket.from_stdlib_socket(listen(nodes.hosts[node], nodes.port))
-    await trio.serve_listeners(converse, [trio.SocketListener(listening)])
+    return behave
 
 
 async def test_a_home_that_is_silent_is_waited_for_once():
     async with nodes_of(3, 100, down={0, 1, 2}) as nodes, trio.open_nursery() as nursery:
         for node in range(3):
-            nursery.start_soon(_as_server, nodes, node, None)
+            nursery.start_soon(as_server, nodes, SECRET, _answering(None), node)
         await trio.testing.wait_all_tasks_blocked()
         began_s = trio.current_time()
         for _ in range(5):
@@ -355,7 +347,7 @@ WRONG = [_wrong_byte, _cut_short, _another_object, _another_stores, _none_of_ano
 async def test_wrong_bytes_are_read_from_the_store(answer):
     async with nodes_of(3, 100, down={0, 1, 2}) as nodes, trio.open_nursery() as nursery:
         home = home_of(nodes)
-        nursery.start_soon(_as_server, nodes, home, answer)
+        nursery.start_soon(as_server, nodes, SECRET, _answering(answer), home)
         await trio.testing.wait_all_tasks_blocked()
         node = other_than(home)
         assert await read(nodes, node) == nodes.content

@@ -246,7 +246,7 @@ class StripedSource(FileSource):
         self._part_bytes = layout.part_bytes()
         self._parts = Parts(store)
         self._readers = _Readers(store)
-        self._shared = shared
+        self._shared = None if shared is None else shared.file(layout.parts_id)
         self._shared_readers = _Readers(store if shared is None else shared.store)
 
     def lane(self, piece: int) -> Hashable:
@@ -256,7 +256,7 @@ class StripedSource(FileSource):
     async def fetch(self, piece: int, attempt: int = 0) -> bytes:
         """See `FileSource.fetch`; the unit's checksum is compared with the manifest's."""
         part = self._layout.units[piece].part
-        if not attempt and self._shared and await self._shared.is_shared(self._layout.parts_id):
+        if not attempt and self._shared is not None and await self._shared.is_shared():
             with suppress(BootseerError):  # the parts may be elsewhere, where `_part` looks
                 return await self._unit(await self._shared_part(part), piece)
         return await self._unit(await self._part(part, attempt), piece)

@@ -16,6 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from math import inf
 
 import trio
 
@@ -26,6 +27,7 @@ from bootseer.core.meter import Meter
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import BootseerError, Closed, Conflict, NotFound
 from bootseer.fetch_scheduler import Fetch, FetchScheduler
+from bootseer.pace import Pace
 from bootseer.units import MIB
 
 Sink = Callable[[int, bytes], Awaitable[None]]
@@ -33,14 +35,18 @@ Sink = Callable[[int, bytes], Awaitable[None]]
 
 _ATTEMPTS = 3
 """To fetch a piece, each with readers of its own."""
+_FIRST_STREAMS = 4
+_QUICK_S = 1.0
+_LATE_S = 2.0
 _HEDGE_FACTOR = 4
 _HEDGE_LEAST_S = 0.5
 _HEDGE_FIRST_S = 3.0
 _HEDGE_SHARE = 8
-"""One stream in so many may fetch a piece a second time: where a full link makes all pieces late,
-more would make them later still."""
+"""One stream in so many may fetch a piece a second time."""
 _HEDGE_HOLDS = 4
 """A second fetch makes room for others after so many times the patience: it may hang as well."""
+_HEDGE_BLIND_S = 20.0
+"""How much longer a piece is waited for as long as no later one has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,8 @@ class FetchLimits:
         memory_bytes: of pieces that are being fetched or are held; at most half of it holds pieces
             that are still to be read. One piece is fetched ahead however large it is, and readers
             never wait for memory.
-        streams: fetches at once, of all files together: so many ahead, and so many on demand.
+        streams: fetches at once, of all files together: up to so many ahead, fewer while they take
+            long, and so many on demand.
         streams_per_lane: fetches ahead at once, of one lane of a file.
     """
 
@@ -103,9 +110,13 @@ class Fetcher:
         self._idle: OrderedDict[_Piece, None] = OrderedDict()
         self._waiting: deque[FileFetch] = deque()
         streams = self.limits.streams
-        self._scheduler = FetchScheduler(nursery, self._run, self._next_ahead, streams, streams)
+        first = min(_FIRST_STREAMS, streams)
+        self._pace = Pace(requests=first, most=streams, quick_s=_QUICK_S, late_s=_LATE_S)
+        self._scheduler = FetchScheduler(nursery, self._run, self._next_ahead, first, first)
         self._demand = trio.CapacityLimiter(streams)
-        self._seconds = trio.CapacityLimiter(-(-streams // _HEDGE_SHARE))
+        self._newest_s = -inf
+        self._answers = trio.lowlevel.ParkingLot()
+        self._seconds = trio.CapacityLimiter(-(-first // _HEDGE_SHARE))
 
     def open(
         self,
@@ -139,6 +150,28 @@ class Fetcher:
             if piece is not None:
                 return piece
         return None
+
+    async def _overtaken(self, began_s: float) -> None:
+        """Wait until a piece has come that was asked for later, or nothing else is under way.
+
+        On a full link, which many nodes share, all pieces are late, and come in their order. Each
+        that is fetched twice makes all others later still.
+        """
+        while self._newest_s < began_s and sum(self._scheduler.running.values()) > 1:
+            await self._answers.park()
+
+    def _note_answer(self, began_s: float, took_s: float) -> None:
+        """Fetch more at once, or less, by how long a piece took.
+
+        Nodes that start together fill the store's link: with all their streams, each piece would
+        pass its deadline, and be asked for again.
+        """
+        self._newest_s = max(self._newest_s, began_s)
+        self._answers.unpark_all()
+        self._pace.note(took_s)
+        streams = self._pace.requests
+        self._scheduler.streams = self._scheduler.streams_beside_urgent = streams
+        self._seconds.total_tokens = -(-streams // _HEDGE_SHARE)
 
     def _make_room(self, size_bytes: int) -> bool:
         """Drop pieces that nobody uses, the least recently used first, until others fit.
@@ -388,12 +421,16 @@ class FileFetch:
             nursery.start_soon(one, attempt, nursery.cancel_scope)
             patience_s = self._patience_s()
             await trio.sleep(patience_s)
+            with trio.move_on_after(_HEDGE_BLIND_S):
+                await self._shared._overtaken(began)
             async with self._shared._seconds:
                 self._shared.hedged += 1
                 nursery.start_soon(one, attempt + _ATTEMPTS, nursery.cancel_scope)
                 await trio.sleep(_HEDGE_HOLDS * patience_s)
         if answers:
-            self._took_s.append(trio.current_time() - began)
+            took_s = trio.current_time() - began
+            self._took_s.append(took_s)
+            self._shared._note_answer(began, took_s)
             return answers[0]
         raise errors[0]
 

@@ -10,16 +10,21 @@ import trio
 from bootseer.errors import Transient
 from bootseer.store.api.base import Store
 from bootseer.store.wrappers.base import WrappedStore
+from bootseer.units import KIB
 
 T = TypeVar("T")
+_LEAST_RATE = 128 * KIB
+"""Of one operation, in bytes per second: a store that gives less is as good as gone."""
 
 
 class LimitStore(WrappedStore):
     """Ends operations that take too long, and makes those wait that are too many.
 
     A deadline counts from when the operation may start, not while it waits for others to end:
-    they have deadlines too. One that has passed is Transient, because the next attempt may reach a
-    store that is well again; whether a change was made is then unknown, as with a cancelled one.
+    they have deadlines too. What takes many bytes has as much time more as they need at
+    `_LEAST_RATE`: on a full link it is no failure, and once more would fill the link further. A
+    deadline that has passed is Transient, because the next attempt may reach a store that is well
+    again; whether a change was made is then unknown, as with a cancelled one.
 
     Concurrency: `operations` is shared by all tasks; give one limiter to several stores of the same
     servers to limit them together.
@@ -32,7 +37,7 @@ class LimitStore(WrappedStore):
 
         Args:
             inner: the store that carries them out.
-            deadline_s: the longest for one operation; a read or write of a large piece is one.
+            deadline_s: the longest for one operation, besides the time for its bytes.
             operations: how many at once.
         """
         super().__init__(inner)
@@ -45,9 +50,16 @@ class LimitStore(WrappedStore):
         Raises:
             Transient: the deadline passed.
         """
+        return await self.around_bytes(operation, name, 0, call)
+
+    async def around_bytes(
+        self, operation: str, name: str, size_bytes: int, call: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Await `call()` as `around` does, and longer for many bytes."""
+        deadline_s = self._deadline_s + size_bytes / _LEAST_RATE
         async with self._operations:
-            with trio.move_on_after(self._deadline_s):
+            with trio.move_on_after(deadline_s):
                 return await call()
         raise Transient(
-            f"cannot {operation} {name!r} in {self.url}: no answer within {self._deadline_s:g} s"
+            f"cannot {operation} {name!r} in {self.url}: no answer within {deadline_s:.3g} s"
         )

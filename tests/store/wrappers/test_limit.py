@@ -9,6 +9,7 @@ from bootseer.store.api.base import BlockLocation, Store, publish, read_all
 from bootseer.store.memory import MemoryStore
 from bootseer.store.wrappers.limit import LimitStore
 from bootseer.testing.fault_store import HangingStore, SlowStore
+from bootseer.units import MIB
 
 
 def limited(inner: Store, deadline_s: float = 3.0, operations: int = 4) -> LimitStore:
@@ -67,7 +68,25 @@ async def test_every_operation_has_a_deadline(
     start = trio.current_time()
     with pytest.raises(Transient, match=f"cannot {operation} '{name}' in memory:.* within 3 s"):
         await call(limited(HangingStore(inner, {operation})))
-    assert trio.current_time() - start == 3
+    assert trio.current_time() - start == pytest.approx(3, abs=0.001), "and a byte's time"
+
+
+@pytest.mark.parametrize(("mib", "deadline_s"), [(0, 3), (1, 11), (4, 35)])
+async def test_many_bytes_have_more_time(
+    autojump_clock: MockClock, mib: int, deadline_s: int
+) -> None:
+    inner = MemoryStore()
+    await publish(inner, "object", bytes(mib * MIB))
+    async with limited(HangingStore(inner, {"pread"})).open("object") as reader:
+        with pytest.raises(Transient, match=f"within {deadline_s} s"):
+            await reader.pread(0, mib * MIB)
+    assert trio.current_time() == deadline_s
+    with pytest.raises(Transient, match=f"within {deadline_s} s"):
+        await publish(limited(HangingStore(inner, {"write"})), "other", bytes(mib * MIB))
+    async with limited(HangingStore(inner, {"sync"})).append("other") as one:
+        await one.write(bytes(mib * MIB))
+        with pytest.raises(Transient, match=f"cannot sync .* within {deadline_s} s"):
+            await one.sync()
 
 
 async def test_places_are_told_by_stores_that_know_them() -> None:

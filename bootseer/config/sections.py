@@ -17,7 +17,9 @@ class StoreSettings(Section):
         False,
         "store.url may be one bucket path for all users; the bucket's policy says who can write",
     )
-    deadline_s = Setting(10.0, "longest one operation on the store may take", 0.1, 600)
+    deadline_s = Setting(
+        10.0, "longest one operation on the store may take, besides its bytes", 0.1, 600
+    )
 
 
 class HdfsSettings(Section):
@@ -118,7 +120,7 @@ class CheckpointSettings(Section):
         4, "length of a stripe unit of files that jobs write", 1, 64, is_power_of_two=True
     )
     width = Setting(16, "parts of a file written in parallel", 1, 128)
-    streams = Setting(24, "parallel reads of the store, for all files of a mount", 1, 256)
+    streams = Setting(24, "most parallel reads of the store, for all files of a mount", 1, 256)
     read_memory_mib = Setting(256, "memory of a mount for files that are being read", 64, 65536)
     write_memory_mib = Setting(192, "memory of a mount for files that are being written", 64, 65536)
     spill_dir = Setting(

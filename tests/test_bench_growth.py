@@ -5,6 +5,7 @@ import io
 import pytest
 from bootseer_dev.bench import growth
 from bootseer_dev.bench.growth import Measured
+from bootseer_dev.bench.many_epilogs import simulate, writing_jobs
 from rich.console import Console
 
 from bootseer.simulate.start import Machines, Need, predict
@@ -51,8 +52,25 @@ def test_calls_grow_by_those_of_each_node():
     figures, ratios = growth.predict_calls(measured, Console(file=out))
     assert ratios == {"simulated_over_measured_calls_16": pytest.approx(1)}
     values = {figure.name: figure.median for figure in figures}
-    assert values["simulated_namenode_calls_512_nodes"] == pytest.approx(7 * 512 + 40)
+    assert values["simulated_namenode_calls_512_alone"] == pytest.approx(7 * 512 + 40)
+    writers = len(writing_jobs(1, 512))
+    assert writers < 60
+    assert values["simulated_namenode_calls_512_nodes"] == pytest.approx(7 * writers + 40)
     assert "7.0 a node and 40 a job" in out.getvalue()
+
+
+def test_the_end_of_a_large_job_asks_little_more_than_that_of_a_small_one():
+    small, large = (simulate(nodes, 0.002, is_warm=True) for nodes in (64, 4096))
+    rows = 64
+    assert small.calls < large.calls <= small.calls + 3 * rows + 12, (
+        "and each spare node looks once"
+    )
+    assert large.ended_s < 15 and large.ended_s <= small.ended_s + 1
+
+
+def test_a_distant_store_takes_longer():
+    near, far = (simulate(64, latency_s, is_warm=False).ended_s for latency_s in (0.002, 0.1))
+    assert far > near + 0.5
 
 
 def test_from_one_size_nothing_is_predicted():

@@ -11,9 +11,11 @@ from rich.table import Table
 
 from bootseer.simulate.start import Machines, Need, predict
 from bootseer.units import format_duration, format_size
+from bootseer_dev.bench import many_epilogs
 from bootseer_dev.bench.figures import Figure
 
-SIZES = (64, 512, 4096, 16_384)
+SIZES = (64, 512, 1024, 4096, 16_384)
+LATENCIES_S = (0.002, 0.05)
 _START_CPU_S = 2.0
 """What the agent of a node takes to start and serve an image; see `make bench`."""
 _RECORDING = 4
@@ -72,7 +74,8 @@ def predict_calls(
     """Predict the NameNode calls of an epilog from those of the smallest and largest job.
 
     A job's calls are those of each node, and those of the few nodes that record; the latter are
-    complete in jobs of `_RECORDING` nodes.
+    complete in jobs of `_RECORDING` nodes. Where nodes give their events to another one, only those
+    count that write objects of their own.
 
     Args:
         measured: calls of jobs by the number of their nodes.
@@ -88,9 +91,36 @@ def predict_calls(
     console.print(f"NameNode calls of an epilog: {per_node:.1f} a node and {shared:.0f} a job")
     figures, ratios = [], {}
     for nodes in (*sizes[1:-1], *SIZES):
-        calls = shared + nodes * per_node
-        figures.append(Figure(f"simulated_namenode_calls_{nodes}_nodes", "calls", (calls,)))
+        alone = shared + nodes * per_node
         if nodes in means:
-            ratios[f"simulated_over_measured_calls_{nodes}"] = calls / means[nodes]
-        console.print(f"  {nodes:,} nodes: {calls:,.0f} calls")
+            ratios[f"simulated_over_measured_calls_{nodes}"] = alone / means[nodes]
+        calls = shared + len(many_epilogs.writing_jobs(1, nodes)) * per_node
+        figures.append(Figure(f"simulated_namenode_calls_{nodes}_nodes", "calls", (calls,)))
+        figures.append(Figure(f"simulated_namenode_calls_{nodes}_alone", "calls", (alone,)))
+        console.print(f"  {nodes:,} nodes: {calls:,.0f} calls, {alone:,.0f} without groups")
     return figures, ratios
+
+
+def simulate_epilogs(console: Console) -> list[Figure]:
+    """Count what the end of large jobs asks of a store, and how long it takes."""
+    table = Table(
+        "nodes", "store answers after", "calls, first start", "calls, warm", "ended after"
+    )
+    figures = []
+    for nodes in SIZES:
+        for latency_s in LATENCIES_S:
+            cold = many_epilogs.simulate(nodes, latency_s, is_warm=False)
+            warm = many_epilogs.simulate(nodes, latency_s, is_warm=True)
+            table.add_row(
+                f"{nodes:,}",
+                format_duration(latency_s),
+                f"{cold.calls:,}",
+                f"{warm.calls:,}",
+                f"{format_duration(cold.ended_s)}, {format_duration(warm.ended_s)}",
+            )
+            name = f"{nodes}_nodes_{latency_s * 1e3:.0f}_ms"
+            for kind, ended in (("cold", cold), ("warm", warm)):
+                figures.append(Figure(f"store_calls_{kind}_{name}", "calls", (ended.calls,)))
+                figures.append(Figure(f"epilogs_{kind}_{name}_s", "s", (ended.ended_s,)))
+    console.print(table)
+    return figures

@@ -69,6 +69,7 @@ def run_scale_bench(spec: ScaleSpec, console: Console) -> None:
             asked[nodes] = calls[1:]
     calls_of_many, ratios_of_many = growth.predict_calls(asked, console)
     measured += calls_of_many
+    measured += growth.simulate_epilogs(console)
     ratios |= ratios_of_many
     if spec.exchanging:
         of_peers, ratios_of_peers = peers.measure(spec.exchanging, spec.rounds, jars, console)

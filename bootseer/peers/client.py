@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hmac
-import os
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,16 +16,13 @@ import trio
 from bootseer.errors import Corrupt
 from bootseer.pace import Pace
 from bootseer.peers import whole_object, wire
+from bootseer.peers.connection import connect, receive
 from bootseer.peers.grid import PeerGrid
 from bootseer.peers.whole_object import WholeObject
 from bootseer.peers.wire import Kind, PeerRequest, Status
 from bootseer.store.api.base import ObjectInfo
 from bootseer.units import KIB
 
-_CONNECT_S = 0.5
-_SILENCE_S = 1.5
-"""A peer that waits for the store says so more often."""
-_LOOK_S = 0.5
 _LEAST_RATE = 256 * KIB
 """Of one answer, in bytes per second, after the time of silence; or a part of what answers of other
 peers have, where all links are full."""
@@ -58,7 +52,6 @@ _OBJECTS = ""
 """All small objects have the same home in a row: a start meets a node that is gone only once."""
 _PORTS = 4
 """Ports that a job tries, in case other jobs of its nodes have them."""
-_TIMEOUT = struct.Struct("@ll")
 _OF_OBJECTS = frozenset({Kind.READ, Kind.READ_STORE, Kind.OBJECT})
 
 
@@ -342,13 +335,13 @@ class PeerClient:
         connection.sendall(request.encode())
         until = time.monotonic() + _STORE_S
         while True:
-            header = _receive(connection, wire.ANSWER_BYTES)
+            header = receive(connection, wire.ANSWER_BYTES)
             status, size_bytes = wire.decode_answer(header, most_bytes)
             if status is Status.FAILED:
                 return None
             if status is Status.DATA:
                 began_s = time.monotonic()
-                data = _receive(connection, size_bytes, self._is_slow)
+                data = receive(connection, size_bytes, self._is_slow)
                 # This node's own answers say nothing about links.
                 if size_bytes >= _LEAST_RATE and node != self.grid.index:
                     self._rates.append(size_bytes / max(time.monotonic() - began_s, 1e-6))
@@ -378,7 +371,7 @@ class PeerClient:
             is_absent = not peer.port
             for port in [peer.port] if peer.port else self.ports:
                 try:
-                    connection = self._prove(node, port)
+                    connection = connect(self.hosts[node], port, node, self.secret)
                 except (OSError, Corrupt) as error:
                     why = why or f"port {port}: {error}"
                     is_absent &= isinstance(error, ConnectionRefusedError)
@@ -393,65 +386,3 @@ class PeerClient:
                     raise _Absent
                 raise _Lost(why)
             time.sleep(min(_BEGIN_POLL_S, begin_s - passed_s))
-
-    def _prove(self, node: int, port: int) -> socket.socket:
-        """Connect, and exchange proofs of the secret.
-
-        Raises:
-            OSError: nobody answers.
-            Corrupt: it is not a node of this job.
-        """
-        host = self.hosts[node]
-        connection = socket.create_connection((host, port), _CONNECT_S)
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(None)
-            _set_timeout(connection, _LOOK_S)
-            told = _receive(connection, len(wire.MAGIC) + wire.NONCE_BYTES)
-            if not told.startswith(wire.MAGIC):
-                raise Corrupt(f"{host}:{port} is no node of this job")
-            theirs, ours = told[len(wire.MAGIC) :], os.urandom(wire.NONCE_BYTES)
-            proofs = wire.Proofs(self.secret, node, port, theirs, ours)
-            connection.sendall(ours + proofs.client)
-            proof = _receive(connection, wire.PROOF_BYTES)
-            if not hmac.compare_digest(proof, proofs.server):
-                raise Corrupt(f"{host}:{port} is no node of this job")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-
-def _receive(
-    connection: socket.socket, size_bytes: int, is_slow: Callable[[float], bool] = lambda rate: True
-) -> bytes:
-    """Receive so many bytes, without copying them unless they come slowly.
-
-    Args:
-        connection: whose calls end after `_LOOK_S`.
-        size_bytes: to be received.
-        is_slow: tells after a while whether a rate in bytes per second is too low.
-
-    Raises:
-        OSError: they do not come, or too slowly.
-    """
-    data, began_s = b"", time.monotonic()
-    while len(data) < size_bytes:
-        try:
-            more = connection.recv(size_bytes - len(data), socket.MSG_WAITALL)
-            if not more:
-                raise ConnectionResetError("it has ended the connection")
-            data = data + more if data else more
-        except BlockingIOError:
-            pass
-        passed_s = time.monotonic() - began_s
-        if len(data) < size_bytes and passed_s >= _SILENCE_S and is_slow(len(data) / passed_s):
-            raise TimeoutError(f"{len(data)} of {size_bytes} bytes came within {passed_s:.1f} s")
-    return data
-
-
-def _set_timeout(connection: socket.socket, seconds: float) -> None:
-    """Have the kernel end each call after a while; Python's timeouts cannot wait for all bytes."""
-    value = _TIMEOUT.pack(int(seconds), int(seconds % 1 * 1e6))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

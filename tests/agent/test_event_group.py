@@ -19,6 +19,7 @@ from bootseer.core.event import FALLBACK
 from bootseer.errors import Unavailable
 from bootseer.image.hot.repository import is_among
 from bootseer.peers import client as peer_client
+from bootseer.peers import connection as peer_connection
 from bootseer.peers import gathering as peer_gathering
 from bootseer.peers.grid import PeerGrid
 from bootseer.peers.piece_cache import PieceCache
@@ -165,8 +166,9 @@ def patient(monkeypatch):
     """Have nodes wait for each other, however busy the machine is."""
     for name in ("_UNTAKEN_S", "_COLLECT_S", "_STORED_S"):
         monkeypatch.setattr(peer_gathering, name, 100.0)
-    for name in ("_STORE_S", "_SILENCE_S", "_CONNECT_S"):
-        monkeypatch.setattr(peer_client, name, 100.0)
+    monkeypatch.setattr(peer_client, "_STORE_S", 100.0)
+    for name in ("_SILENCE_S", "_CONNECT_S"):
+        monkeypatch.setattr(peer_connection, name, 100.0)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4, 8, 64, 65, 512, 16_384])

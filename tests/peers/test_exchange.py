@@ -13,6 +13,7 @@ from bootseer.errors import NotFound
 from bootseer.parallel import for_each
 from bootseer.peers import grid, wire
 from bootseer.peers.client import ports_of_job
+from bootseer.peers.connection import connect
 from bootseer.units import KIB, MIB
 
 LONG_S = 20
@@ -118,7 +119,7 @@ async def test_where_nobody_answers_nobody_is_asked_again_and_again(monkeypatch)
         raise TimeoutError("timed out")  # as behind a firewall
 
     async with nodes_of(40, 40 * MIB) as nodes:
-        monkeypatch.setattr("bootseer.peers.client.socket.create_connection", connect)
+        monkeypatch.setattr("bootseer.peers.connection.socket.create_connection", connect)
         client = nodes.clients[0]
         client.ports = [nodes.port, nodes.port + 1]
         assert await nodes.read(0) == nodes.content
@@ -354,7 +355,9 @@ async def test_a_request_beyond_its_piece_ends_the_connection():
             wire.PeerRequest(wire.Kind.READ, 0, NAME, 1, MIB),
             wire.PeerRequest(wire.Kind.READ, 0, "x" * 1025, 0, 1),
         ):
-            connection = await trio.to_thread.run_sync(nodes.clients[1]._prove, 0, nodes.port)
+            connection = await trio.to_thread.run_sync(
+                connect, nodes.hosts[0], nodes.port, 0, SECRET
+            )
             connection.sendall(bad.encode())
             with suppress(ConnectionResetError):
                 assert await trio.to_thread.run_sync(connection.recv, 1) == b""

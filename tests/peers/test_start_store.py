@@ -232,7 +232,7 @@ async def test_a_home_behind_a_firewall_is_met_once(monkeypatch):
         raise TimeoutError("timed out")
 
     async with nodes_of(4, 100) as nodes:
-        monkeypatch.setattr("bootseer.peers.client.socket.create_connection", connect)
+        monkeypatch.setattr("bootseer.peers.connection.socket.create_connection", connect)
         began_s = trio.current_time()
         for _ in range(5):
             assert await read(nodes, 0) == nodes.content

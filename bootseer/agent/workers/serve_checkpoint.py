@@ -105,7 +105,8 @@ async def _report_reads(task: Task, service: CheckpointService) -> None:
 async def _report(task: Task, service: CheckpointService, peers: JobPeers) -> None:
     """Report the mount's totals."""
     fetcher, writes = service.fetcher, service.writes
-    reading = [f"{fetcher.hedged} asked for twice"] if fetcher.hedged else []
+    twice = fetcher.late.fetched_twice
+    reading = [f"{twice} asked for twice"] if twice else []
     if peers.client is not None and peers.client.received_bytes:
         received = format_size(peers.client.received_bytes)
         reading.append(f"{received} of it through the job's nodes")

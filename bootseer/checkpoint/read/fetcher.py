@@ -10,19 +10,19 @@ the sink at once, and that is what is needed last. A file that holds nothing has
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from math import inf
+from functools import partial
 
 import trio
 
 from bootseer.checkpoint.files.source import FileSource
 from bootseer.checkpoint.files.stripe_manifest import units_between
 from bootseer.checkpoint.read.lanes import Lanes
+from bootseer.checkpoint.read.late_pieces import LatePieces
 from bootseer.core.meter import Meter
 from bootseer.core.ranges import ByteRange
 from bootseer.errors import BootseerError, Closed, Conflict, NotFound
@@ -38,15 +38,6 @@ _ATTEMPTS = 3
 _FIRST_STREAMS = 4
 _QUICK_S = 1.0
 _LATE_S = 2.0
-_HEDGE_FACTOR = 4
-_HEDGE_LEAST_S = 0.5
-_HEDGE_FIRST_S = 3.0
-_HEDGE_SHARE = 8
-"""One stream in so many may fetch a piece a second time."""
-_HEDGE_HOLDS = 4
-"""A second fetch makes room for others after so many times the patience: it may hang as well."""
-_HEDGE_BLIND_S = 20.0
-"""How much longer a piece is waited for as long as no later one has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +89,18 @@ class Fetcher:
     """What all files that are read share: memory and streams.
 
     Concurrency: the tasks of one trio run.
+
+    Attributes:
+        limits: how much is fetched at once.
+        nursery: runs the fetches.
+        fetched: what was fetched so far.
+        late: fetches late pieces twice.
     """
 
     def __init__(self, nursery: trio.Nursery, limits: FetchLimits | None = None) -> None:
         self.limits = limits or FetchLimits()
         self.nursery = nursery
         self.fetched = Meter(time.time_ns)
-        self.hedged = 0
         self._used_bytes = 0
         self._unread_bytes = 0
         self._idle: OrderedDict[_Piece, None] = OrderedDict()
@@ -114,9 +110,7 @@ class Fetcher:
         self._pace = Pace(requests=first, most=streams, quick_s=_QUICK_S, late_s=_LATE_S)
         self._scheduler = FetchScheduler(nursery, self._run, self._next_ahead, first, first)
         self._demand = trio.CapacityLimiter(streams)
-        self._newest_s = -inf
-        self._answers = trio.lowlevel.ParkingLot()
-        self._seconds = trio.CapacityLimiter(-(-first // _HEDGE_SHARE))
+        self.late = LatePieces(first, lambda: sum(self._scheduler.running.values()))
 
     def open(
         self,
@@ -151,27 +145,16 @@ class Fetcher:
                 return piece
         return None
 
-    async def _overtaken(self, began_s: float) -> None:
-        """Wait until a piece has come that was asked for later, or nothing else is under way.
-
-        On a full link, which many nodes share, all pieces are late, and come in their order. Each
-        that is fetched twice makes all others later still.
-        """
-        while self._newest_s < began_s and sum(self._scheduler.running.values()) > 1:
-            await self._answers.park()
-
-    def _note_answer(self, began_s: float, took_s: float) -> None:
+    def _note_time(self, took_s: float) -> None:
         """Fetch more at once, or less, by how long a piece took.
 
         Nodes that start together fill the store's link: with all their streams, each piece would
         pass its deadline, and be asked for again.
         """
-        self._newest_s = max(self._newest_s, began_s)
-        self._answers.unpark_all()
         self._pace.note(took_s)
         streams = self._pace.requests
         self._scheduler.streams = self._scheduler.streams_beside_urgent = streams
-        self._seconds.total_tokens = -(-streams // _HEDGE_SHARE)
+        self.late.set_streams(streams)
 
     def _make_room(self, size_bytes: int) -> bool:
         """Drop pieces that nobody uses, the least recently used first, until others fit.
@@ -394,50 +377,23 @@ class FileFetch:
         for attempt in range(_ATTEMPTS - 1):
             name = self.source.name
             try:
-                return await self._hedged(number, attempt)
+                return await self._attempt(number, attempt)
             except (Conflict, NotFound, Closed):
                 if self.source.name == name:  # if not, it was moved while it was looked for
                     raise
             except BootseerError:
                 continue
-        return await self._hedged(number, _ATTEMPTS - 1)
+        return await self._attempt(number, _ATTEMPTS - 1)
 
-    async def _hedged(self, number: int, attempt: int) -> bytes:
-        """Fetch a piece, and once more beside it when it takes much longer than others do."""
-        answers: list[bytes] = []
-        errors: list[BootseerError] = []
-        began = trio.current_time()
-
-        async def one(which: int, scope: trio.CancelScope) -> None:
-            try:
-                answers.append(await self.source.fetch(number, which))
-                scope.cancel()
-            except BootseerError as error:
-                errors.append(error)
-                if which == attempt:
-                    scope.cancel()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(one, attempt, nursery.cancel_scope)
-            patience_s = self._patience_s()
-            await trio.sleep(patience_s)
-            with trio.move_on_after(_HEDGE_BLIND_S):
-                await self._shared._overtaken(began)
-            async with self._shared._seconds:
-                self._shared.hedged += 1
-                nursery.start_soon(one, attempt + _ATTEMPTS, nursery.cancel_scope)
-                await trio.sleep(_HEDGE_HOLDS * patience_s)
-        if answers:
-            took_s = trio.current_time() - began
-            self._took_s.append(took_s)
-            self._shared._note_answer(began, took_s)
-            return answers[0]
-        raise errors[0]
-
-    def _patience_s(self) -> float:
-        if len(self._took_s) < 4:
-            return _HEDGE_FIRST_S
-        return max(_HEDGE_LEAST_S, _HEDGE_FACTOR * statistics.median(self._took_s))
+    async def _attempt(self, number: int, attempt: int) -> bytes:
+        began_s = trio.current_time()
+        fetch = partial(self.source.fetch, number)
+        second = attempt + _ATTEMPTS
+        data = await self._shared.late.fetch(fetch, attempt, second, self._took_s)
+        took_s = trio.current_time() - began_s
+        self._took_s.append(took_s)
+        self._shared._note_time(took_s)
+        return data
 
     # Memory of a piece
 

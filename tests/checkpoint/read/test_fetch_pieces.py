@@ -331,7 +331,7 @@ async def test_a_piece_is_late_when_others_took_a_fourth_of_its_time(
     began = trio.current_time()
     await file.get(known)
     assert trio.current_time() - began == after_s + 2
-    assert fetcher.hedged == 1
+    assert fetcher.late.fetched_twice == 1
 
 
 @pytest.mark.parametrize(("takes_s", "most"), [(8, 0), (30, 1)])
@@ -344,7 +344,7 @@ async def test_where_all_pieces_are_late_few_are_fetched_twice(
     fetcher = Fetcher(nursery, FetchLimits(streams=24))
     file = fetcher.open(source)
     await for_each(range(24), file.get, 24)
-    assert fetcher.hedged == most
+    assert fetcher.late.fetched_twice == most
     assert trio.current_time() == takes_s
 
 

@@ -312,15 +312,15 @@ async def test_a_piece_that_hangs_is_fetched_a_second_time(nursery, autojump_clo
     began = trio.current_time()
     assert await file.get(0) == content[:UNIT]
     assert trio.current_time() - began == pytest.approx(3)
-    assert fetcher.hedged == 1
+    assert fetcher.late.fetched_twice == 1
     for number in range(1, 11):
         await file.get(number)
-    assert fetcher.hedged == 1
+    assert fetcher.late.fetched_twice == 1
     # By now it is known how long others take.
     began = trio.current_time()
     assert await file.get(11) == content[11 * UNIT :]
     assert trio.current_time() - began == pytest.approx(0.5)
-    assert fetcher.hedged == 2 and store.open_now == 14, "with a reader of its own"
+    assert fetcher.late.fetched_twice == 2 and store.open_now == 14, "with a reader of its own"
     await file.close()
     assert store.open_now == 0
 
@@ -338,7 +338,7 @@ async def test_a_piece_that_is_slow_is_taken_from_whoever_has_it_first(nursery, 
     began = trio.current_time()
     assert await fetcher.open(source).get(0) == content
     assert trio.current_time() - began == pytest.approx(4)
-    assert fetcher.hedged == 1
+    assert fetcher.late.fetched_twice == 1
 
 
 @pytest.mark.parametrize("bad", [1, 2])

@@ -12,6 +12,7 @@ from bootseer_dev.material.damage import flip
 from click.testing import CliRunner
 
 from bootseer.checkpoint.admin import resumable_file
+from bootseer.checkpoint.files.size_marks import SIZES_FOLDER
 from bootseer.checkpoint.files.stripe_manifest import PARTS_FOLDER
 from bootseer.cli.ckpt.ckpt import ckpt
 from bootseer.errors import BootseerError, Conflict, Corrupt, NotFound
@@ -160,7 +161,8 @@ def test_rm(tmp_path, url):
     with pytest.raises(Conflict, match="-r"):
         call("rm", url)
     says("rm", f"{url}/large")
-    assert os.listdir(tmp_path / "with space" / PARTS_FOLDER) == []
+    parts = tmp_path / "with space" / PARTS_FOLDER
+    assert os.listdir(parts) == [SIZES_FOLDER] and os.listdir(parts / SIZES_FOLDER) == []
     says("rm", "-r", url)
     assert not (tmp_path / "with space").exists()
     with pytest.raises(NotFound):
@@ -178,9 +180,10 @@ def test_gc(tmp_path, url, part):
         os.utime(path, ns=(0, 0))
     output = says("gc", "--dry-run", url)
     assert "given up" in output and "no file names" in output and "nothing was removed" in output
-    assert len(os.listdir(parts)) == 3
+    kept = {part.parent.name, SIZES_FOLDER}
+    assert set(os.listdir(parts)) == kept | {"making-1", "0" * 32}
     assert "2 removed" in says("gc", url)
-    assert os.listdir(parts) == [part.parent.name]
+    assert set(os.listdir(parts)) == kept
     assert not (parts.parent / ".bootseer-tmp-host-1-1").exists()
     assert "0 removed" in says("gc", url)
     assert call("gc", "--older-than", "soon", url)[0] == 2

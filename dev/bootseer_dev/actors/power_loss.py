@@ -20,6 +20,8 @@ from threading import RLock
 from typing import Any
 
 _PAGE = 4096
+_OPEN = os.open
+"""Itself, which is not noted."""
 Names = dict[str, int]
 """Of a folder: the numbers (inodes) of what is in it."""
 
@@ -127,6 +129,7 @@ class PowerLoss:
         self._root = root
         self._lock = RLock()  # guards the rest
         self._moments: list[tuple[_Disk, list[Any]]] = []
+        self._held: list[int] = []  # what has lost its name: its number gets no other use
         self._disk = _Disk(os.stat(root).st_ino)
         for path in [root, *root.rglob("*")]:
             status = path.lstat()
@@ -169,6 +172,8 @@ class PowerLoss:
         finally:
             for name, original in originals.items():
                 setattr(os, name, original)
+            while self._held:
+                os.close(self._held.pop())
 
     def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         note = getattr(self, f"_{name}")
@@ -216,6 +221,7 @@ class PowerLoss:
         """Keep the content of what loses its name: it may come back with that."""
         with suppress(OSError):
             status = os.lstat(path)
+            self._held.append(_OPEN(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC))
             if stat.S_ISREG(status.st_mode):
                 with open(path, "rb") as file:
                     self._disk.written[status.st_ino] = file.read()
@@ -265,6 +271,7 @@ class PowerLoss:
 
     def _rmdir(self, original: Any, path: Any, *, dir_fd: int | None = None) -> None:
         self._moment()
+        self._gone(self._path(path, dir_fd))
         original(path, dir_fd=dir_fd)
         self._changed((self._place(path, dir_fd), None))
 

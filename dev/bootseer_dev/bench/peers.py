@@ -1,4 +1,7 @@
-"""How long jobs of several nodes take for the same data, and what of it leaves the store."""
+"""How long jobs of several nodes take for the same data, and what of it leaves the store.
+
+The data are an image, and a file of a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,12 @@ from bootseer_dev.jobs.lab import Lab
 USER = "alice"
 NAME = "shared:v1"
 _IMAGE_BYTES = 192 * MIB
+_CHECKPOINT_BYTES = 96 * MIB
 _DATANODES = 2
 _LINK_MBIT = 60
 """Of each node and DataNode, each way."""
 _CACHE = "/var/cache/bootseer/images"
-_COMMAND = "cat $BOOTSEER_IMAGE >/dev/null; echo ready $(date +%s%N)"
+_COMMAND = "cat ${BOOTSEER_IMAGE:-$BOOTSEER_CKPT/weights} >/dev/null; echo ready $(date +%s%N)"
 _READY = re.compile(r"^ready (\d+)$", re.MULTILINE)
 
 
@@ -60,11 +64,17 @@ def measure(
         site.install(cluster, console.print)
         bench = _Bench(cluster, hdfs)
         bench.put_image()
+        bench.put_checkpoint()
+        most = max(nodes)
         for _ in range(rounds):
             for count in (1, *nodes):
                 measured.setdefault(f"{count}_nodes", []).append(bench.start(count, min_nodes=2))
-            alone = bench.start(max(nodes), min_nodes=0)
-            measured.setdefault(f"{max(nodes)}_nodes_without_peers", []).append(alone)
+            for name, start, min_nodes in (
+                (f"{most}_nodes_without_peers", bench.start, 0),
+                (f"checkpoint_{most}_nodes", bench.start_with_checkpoint, 2),
+                (f"checkpoint_{most}_nodes_without_peers", bench.start_with_checkpoint, 0),
+            ):
+                measured.setdefault(name, []).append(start(most, min_nodes=min_nodes))
     figures = []
     for name, starts in measured.items():
         figures.append(Figure(f"ready_{name}_s", "s", tuple(s.ready_s for s in starts)))
@@ -78,6 +88,11 @@ def measure(
         ready = by_name[f"ready_{count}_nodes_s"] / by_name[f"ready_{nodes[0]}_nodes_s"]
         if count != nodes[0]:
             ratios[f"ready_{count}_over_{nodes[0]}"] = ready
+    of_checkpoint = f"checkpoint_{most}_nodes"
+    over_unique = by_name[f"store_{of_checkpoint}_mb"] / (_CHECKPOINT_BYTES / 1e6)
+    ratios[f"checkpoint_store_bytes_over_unique_{most}"] = over_unique
+    by_itself = by_name[f"ready_{of_checkpoint}_without_peers_s"]
+    ratios[f"checkpoint_ready_over_alone_{most}"] = by_name[f"ready_{of_checkpoint}_s"] / by_itself
     link = _LINK_MBIT * 1e6 / 8
     machines = Machines(
         store_bytes_per_s=_DATANODES * link,
@@ -109,8 +124,25 @@ class _Bench:
         add = [site.bootseer(), "image", "import", "/shared/image.sqsh", "--name", NAME, "-q"]
         self._cluster.run(add, user=USER, timeout_s=600)
 
+    def put_checkpoint(self) -> None:
+        """Write a checkpoint of one file, which no page cache has."""
+        write = f"head -c {_CHECKPOINT_BYTES} /dev/urandom > $BOOTSEER_CKPT/weights"
+        argv = ["srun", "-N1", "--bootseer=record", "-Jpeers", self._checkpoint, "sh", "-c", write]
+        self._cluster.run(argv, user=USER, timeout_s=600)
+
     def start(self, nodes: int, *, min_nodes: int) -> Measured:
         """Run one job on nodes that have nothing of the image."""
+        return self._start(nodes, min_nodes, f"--bootseer-image=bootseer://{NAME}")
+
+    def start_with_checkpoint(self, nodes: int, *, min_nodes: int) -> Measured:
+        """Run one job whose nodes all read the checkpoint."""
+        return self._start(nodes, min_nodes, self._checkpoint)
+
+    @property
+    def _checkpoint(self) -> str:
+        return f"--bootseer-ckpt={self._hdfs.url}/user/{USER}/run"
+
+    def _start(self, nodes: int, min_nodes: int, option: str) -> Measured:
         self._set(min_nodes)
         for node in self._cluster.node_names:
             self._cluster.run(["rm", "-rf", _CACHE], node=node)
@@ -118,7 +150,7 @@ class _Bench:
         before = self._sent_bytes()
         began_ns = time.time_ns()
         argv = ["srun", f"-N{nodes}", "--ntasks-per-node=1", "--bootseer=record", "-Jpeers"]
-        argv += [f"--bootseer-image=bootseer://{NAME}", "sh", "-c", _COMMAND]
+        argv += [option, "sh", "-c", _COMMAND]
         said = self._cluster.run(argv, user=USER, timeout_s=600).stdout
         ready = [int(at) for at in _READY.findall(said)]
         if len(ready) != nodes:
@@ -129,7 +161,8 @@ class _Bench:
         sent = self._sent_bytes() - before
         start = Measured((max(ready) - began_ns) / NS_PER_S, sent)
         how = "" if min_nodes else ", each by itself"
-        print(f"{nodes} nodes{how}: {start.ready_s:.1f} s, {sent / 1e6:.0f} MB from the store")
+        what = option.partition("=")[0].removeprefix("--bootseer-")
+        print(f"{what}, {nodes} nodes{how}: {start.ready_s:.1f} s, {sent / 1e6:.0f} MB sent")
         return start
 
     def _set(self, min_nodes: int) -> None:

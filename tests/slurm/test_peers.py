@@ -111,9 +111,11 @@ def checkpoint(peers):
 
 def test_what_all_nodes_read_of_a_checkpoint_leaves_the_store_once(peers, checkpoint):
     """Both read the first window, find out about each other, and read the rest a little later."""
-    read = (
-        "exec < $BOOTSEER_CKPT/all; head -c 1 >/dev/null; sleep 2; sha256sum < $BOOTSEER_CKPT/all"
-    )
+    up = f"until {SERVER} | grep -q .; do sleep 0.1; done; touch /shared/up/$SLURM_PROCID"
+    both = "while [ $(ls /shared/up | wc -l) -lt 2 ]; do sleep 0.1; done"
+    read = "head -c 1 $BOOTSEER_CKPT/all >/dev/null; sleep 2; sha256sum < $BOOTSEER_CKPT/all"
+    peers.cluster.run(["sh", "-c", "rm -rf /shared/up; mkdir /shared/up"], user="alice")
+    read = f"{up}; {both}; {read}"
     job = peers.srun("--bootseer=record", CHECKPOINT, "-Jshared", command=read)
     assert len(set(job.stdout.split())) == 2, "the sum, and sha256sum's dash"
     from_store = 0.0

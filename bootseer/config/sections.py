@@ -18,7 +18,10 @@ class StoreSettings(Section):
         "store.url may be one bucket path for all users; the bucket's policy says who can write",
     )
     deadline_s = Setting(
-        10.0, "longest one operation on the store may take, besides its bytes", 0.1, 600
+        10.0,
+        "longest one operation on the store may take, besides the bytes that are read",
+        0.1,
+        600,
     )
 
 

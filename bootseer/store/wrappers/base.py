@@ -51,11 +51,9 @@ class WrappedStore:
         """
         return await call()
 
-    async def around_bytes(
-        self, operation: str, name: str, size_bytes: int, call: Callable[[], Awaitable[T]]
-    ) -> T:
-        """Carry out an operation that takes so many bytes to the store or from it."""
-        return await self.around(operation, name, call)
+    async def around_read(self, name: str, size_bytes: int, call: Callable[[], Awaitable[T]]) -> T:
+        """Carry out a read of so many bytes."""
+        return await self.around("pread", name, call)
 
     @property
     def url(self) -> str:
@@ -149,8 +147,8 @@ class _WrappedReader(Reader):
         self._reader = reader
 
     async def pread(self, offset: int, size: int) -> bytes:
-        return await self._store.around_bytes(
-            "pread", self.info.name, size, lambda: self._reader.pread(offset, size)
+        return await self._store.around_read(
+            self.info.name, size, lambda: self._reader.pread(offset, size)
         )
 
 
@@ -161,9 +159,7 @@ class _WrappedWriter:
     writer: Writer
 
     async def write(self, data: Data) -> None:
-        await self.store.around_bytes(
-            "write", self.name, len(data), lambda: self.writer.write(data)
-        )
+        await self.store.around("write", self.name, lambda: self.writer.write(data))
 
     async def commit(self) -> None:
         await self.store.around("commit", self.name, self.writer.commit)
@@ -174,20 +170,12 @@ class _WrappedAppender:
     store: WrappedStore
     name: str
     appender: Appender
-    _unsynced_bytes: int = 0
 
     async def write(self, data: Data) -> None:
-        self._unsynced_bytes += len(data)
-        await self.store.around_bytes(
-            "grow", self.name, len(data), lambda: self.appender.write(data)
-        )
+        await self.store.around("grow", self.name, lambda: self.appender.write(data))
 
     async def sync(self) -> None:
-        await self._store_all("sync", self.appender.sync)
+        await self.store.around("sync", self.name, self.appender.sync)
 
     async def finish(self) -> None:
-        await self._store_all("finish", self.appender.finish)
-
-    async def _store_all(self, operation: str, call: Callable[[], Awaitable[None]]) -> None:
-        size_bytes, self._unsynced_bytes = self._unsynced_bytes, 0
-        await self.store.around_bytes(operation, self.name, size_bytes, call)
+        await self.store.around("finish", self.name, self.appender.finish)

@@ -14,17 +14,18 @@ from bootseer.units import KIB
 
 T = TypeVar("T")
 _LEAST_RATE = 128 * KIB
-"""Of one operation, in bytes per second: a store that gives less is as good as gone."""
+"""Of one read, in bytes per second: a store that gives less is as good as gone."""
 
 
 class LimitStore(WrappedStore):
     """Ends operations that take too long, and makes those wait that are too many.
 
     A deadline counts from when the operation may start, not while it waits for others to end:
-    they have deadlines too. What takes many bytes has as much time more as they need at
-    `_LEAST_RATE`: on a full link it is no failure, and once more would fill the link further. A
-    deadline that has passed is Transient, because the next attempt may reach a store that is well
-    again; whether a change was made is then unknown, as with a cancelled one.
+    they have deadlines too. A read has as much time more as its bytes take at `_LEAST_RATE`: on a
+    full link it has not failed, and once more would fill the link further. (A write has not: a
+    machine that is silent in the midst of it is noticed by nothing else.) A deadline that has
+    passed is Transient, because the next attempt may reach a store that is well again; whether a
+    change was made is then unknown, as with a cancelled one.
 
     Concurrency: `operations` is shared by all tasks; give one limiter to several stores of the same
     servers to limit them together.
@@ -37,7 +38,7 @@ class LimitStore(WrappedStore):
 
         Args:
             inner: the store that carries them out.
-            deadline_s: the longest for one operation, besides the time for its bytes.
+            deadline_s: the longest for one operation, besides the time for bytes that are read.
             operations: how many at once.
         """
         super().__init__(inner)
@@ -50,13 +51,15 @@ class LimitStore(WrappedStore):
         Raises:
             Transient: the deadline passed.
         """
-        return await self.around_bytes(operation, name, 0, call)
+        return await self._within(self._deadline_s, operation, name, call)
 
-    async def around_bytes(
-        self, operation: str, name: str, size_bytes: int, call: Callable[[], Awaitable[T]]
-    ) -> T:
+    async def around_read(self, name: str, size_bytes: int, call: Callable[[], Awaitable[T]]) -> T:
         """Await `call()` as `around` does, and longer for many bytes."""
-        deadline_s = self._deadline_s + size_bytes / _LEAST_RATE
+        return await self._within(self._deadline_s + size_bytes / _LEAST_RATE, "pread", name, call)
+
+    async def _within(
+        self, deadline_s: float, operation: str, name: str, call: Callable[[], Awaitable[T]]
+    ) -> T:
         async with self._operations:
             with trio.move_on_after(deadline_s):
                 return await call()

@@ -149,7 +149,11 @@ def write(hdfs, fault, what, count):
     client = hdfs.cluster.popen(argv, env=env, stdin=subprocess.PIPE, stderr=None)
     assert client.stdout.readline().strip() == "ready"
     with fault(hdfs):
-        answer, _ = client.communicate("go on\n", timeout=180)
+        try:
+            answer, _ = client.communicate("go on\n", timeout=180)
+        finally:
+            client.kill()
+            client.communicate()
         assert client.returncode == 0
         # What a thread that was left behind has made goes when it gets that far.
         wait_until(

@@ -57,6 +57,13 @@ def wait_for_port(lab):
     return re.findall(r":(\d+) ", lab.cluster.run(look, node="n1").stdout)
 
 
+def once_both_serve(lab):
+    """Return a command for both nodes that ends once each of them has a server."""
+    lab.cluster.run(["sh", "-c", "rm -rf /shared/up; mkdir /shared/up"], user="alice")
+    up = f"until {SERVER} | grep -q .; do sleep 0.1; done; touch /shared/up/$SLURM_PROCID"
+    return f"{up}; while [ $(ls /shared/up | wc -l) -lt 2 ]; do sleep 0.1; done"
+
+
 def sums(large):
     return [hashlib.sha256(large.read_bytes()).hexdigest(), "-"] * 2
 
@@ -111,11 +118,8 @@ def checkpoint(peers):
 
 def test_what_all_nodes_read_of_a_checkpoint_leaves_the_store_once(peers, checkpoint):
     """Both read the first window, find out about each other, and read the rest a little later."""
-    up = f"until {SERVER} | grep -q .; do sleep 0.1; done; touch /shared/up/$SLURM_PROCID"
-    both = "while [ $(ls /shared/up | wc -l) -lt 2 ]; do sleep 0.1; done"
     read = "head -c 1 $BOOTSEER_CKPT/all >/dev/null; sleep 2; sha256sum < $BOOTSEER_CKPT/all"
-    peers.cluster.run(["sh", "-c", "rm -rf /shared/up; mkdir /shared/up"], user="alice")
-    read = f"{up}; {both}; {read}"
+    read = f"{once_both_serve(peers)}; {read}"
     job = peers.srun("--bootseer=record", CHECKPOINT, "-Jshared", command=read)
     assert len(set(job.stdout.split())) == 2, "the sum, and sha256sum's dash"
     from_store = 0.0
@@ -143,8 +147,13 @@ def test_what_one_node_reads_of_a_checkpoint_takes_no_second_link(peers, checkpo
 def test_without_the_other_node_the_store_is_read(peers, large):
     run = peers.cluster.run
     run(["sh", "-c", "rm -f /shared/go"])
-    command = f"until [ -e /shared/go ]; do sleep 0.1; done; {SUM}"
+    # So that n1 knows the server that is gone: it is no late one.
+    begin = "head -c 4M $BOOTSEER_IMAGE >/dev/null; touch /shared/up/begun.$SLURM_PROCID"
+    go = "until [ -e /shared/go ]; do sleep 0.1; done"
+    command = f"{once_both_serve(peers)}; {begin}; {go}; {SUM}"
     job, running = peers.start_in_background(*OPTIONS, command=command)
+    begun = ["sh", "-c", "ls /shared/up/begun.* | wc -l"]
+    wait_until(lambda: run(begun).stdout == "2\n", "both have begun to read")
     # Root alone sees whose socket it is.
     kill = f"kill $({SERVER} | grep -o 'pid=[0-9]*' | cut -d= -f2)"
     wait_until(

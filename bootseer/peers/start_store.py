@@ -6,33 +6,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from bootseer.errors import NotFound
-from bootseer.peers.client import PeerClient
+from bootseer.peers.store import StoreOfNodes
 from bootseer.store.api.base import ObjectInfo, Reader, Store
-from bootseer.store.wrappers.base import WrappedStore
 
 
-class StartStore(WrappedStore):
+class StartStore(StoreOfNodes):
     """Opens small objects as nodes of the job have read them, within the last seconds.
 
     Only for a start, which all nodes of the job begin at about the same time. It may miss what was
     written meanwhile, so nobody may write what he has read here.
-
-    Attributes:
-        inner: the store itself, for all else.
     """
-
-    def __init__(self, inner: Store, number: int, client: PeerClient) -> None:
-        """Read a store through peers.
-
-        Args:
-            inner: the store.
-            number: of it among the job's stores.
-            client: asks the nodes.
-        """
-        super().__init__(inner)
-        self.inner = inner
-        self._number = number
-        self._client = client
 
     @asynccontextmanager
     async def open(

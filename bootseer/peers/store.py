@@ -18,11 +18,11 @@ _AT_ONCE = 8
 """Pieces of one read."""
 
 
-class PeerStore(WrappedStore):
-    """Reads objects from nodes of the job, and from the store what they do not give.
+class StoreOfNodes(WrappedStore):
+    """A store that the nodes of a job read for each other.
 
-    Only for objects that are never replaced by others, and whose readers check what they get: a
-    wrong byte may come from any node. `read_checked` tells `PeerReader.distrust` of one.
+    Attributes:
+        inner: the store itself.
     """
 
     def __init__(self, inner: Store, number: int, client: PeerClient) -> None:
@@ -34,24 +34,33 @@ class PeerStore(WrappedStore):
             client: asks the nodes.
         """
         super().__init__(inner)
+        self.inner = inner
         self._number = number
         self._client = client
+
+
+class PeerStore(StoreOfNodes):
+    """Reads objects from nodes of the job, and from the store what they do not give.
+
+    Only for objects that are never replaced by others, and whose readers check what they get: a
+    wrong byte may come from any node. `read_checked` tells `PeerReader.distrust` of one.
+    """
 
     @asynccontextmanager
     async def open(
         self, name: str, *, known: ObjectInfo | None = None, version: ObjectInfo | None = None
     ) -> AsyncIterator[Reader]:
         if version is not None:  # which peers do not look at
-            async with self._inner.open(name, version=version) as reader:
+            async with self.inner.open(name, version=version) as reader:
                 yield reader
             return
         async with AsyncExitStack() as block:
             info = known or await self._client.describe(self._number, name)
             own = None
             if info is None:
-                own = await block.enter_async_context(self._inner.open(name))
+                own = await block.enter_async_context(self.inner.open(name))
                 info = own.info
-            yield PeerReader(info, self._inner, self._number, self._client, block, own)
+            yield PeerReader(info, self.inner, self._number, self._client, block, own)
 
 
 @dataclass(eq=False)

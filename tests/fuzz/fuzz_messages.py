@@ -262,6 +262,7 @@ PEER_REQUESTS = (
     wire.PeerRequest(wire.Kind.DESCRIBE, 0, "images/x"),
     wire.PeerRequest(wire.Kind.READ, 1, "images/x", wire.PIECE_BYTES + 5, 100),
     wire.PeerRequest(wire.Kind.OBJECT, 2, "plans/x"),
+    wire.PeerRequest(wire.Kind.SHARED, 3, "0" * 32, 7),
     wire.PeerRequest(wire.Kind.EVENTS, 0, "n1", 0, 6, b"events"),
     wire.PeerRequest(wire.Kind.EVENTS_STORED, 0, "events"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cached_property
 
 import trio
 
@@ -22,7 +23,7 @@ from bootseer.store.api.base import Store
 from bootseer.store.from_settings import connect, connect_images, connect_to
 
 _OPERATIONS = 32
-CHECKPOINT_OPERATIONS = 64
+_CHECKPOINT_OPERATIONS = 64
 """Concurrent requests of a checkpoint's store: all reads, writes and look-ups."""
 _MAX_NOTES = 8
 
@@ -52,7 +53,7 @@ def checkpoint_store(task: Task) -> Store:
         task.config,
         owner_of(task.job),
         private=False,
-        operations=CHECKPOINT_OPERATIONS,
+        operations=_CHECKPOINT_OPERATIONS,
     )
 
 
@@ -131,10 +132,14 @@ class JobPeers:
 
     def _number(self, store: Store) -> int | None:
         """Return the number of a store among the job's, None if nodes do not read it for others."""
-        if self.client is None:
+        if self.client is None or store.url not in self._urls:
             return None
-        stores = enumerate(job_stores(self._task))
-        return next((n for n, one in stores if one.url == store.url), None)
+        return self._urls.index(store.url)
+
+    @cached_property
+    def _urls(self) -> list[str]:
+        """The URLs of the job's stores by number; to connect looks up groups of users."""
+        return [store.url for store in job_stores(self._task)]
 
     def close(self) -> None:
         """End all connections."""

@@ -22,8 +22,8 @@ class LimitStore(WrappedStore):
 
     A deadline counts from when the operation may start, not while it waits for others to end:
     they have deadlines too. A read has as much time more as its bytes take at `_LEAST_RATE`: on a
-    full link it has not failed, and once more would fill the link further. (A write has not: a
-    machine that is silent in the midst of it is noticed by nothing else.) A deadline that has
+    full link it has not failed, and once more would fill the link further. A write has no more
+    time: nothing else notices a machine that is silent in the midst of it. A deadline that has
     passed is Transient, because the next attempt may reach a store that is well again; whether a
     change was made is then unknown, as with a cancelled one.
 
